@@ -5,9 +5,9 @@
 FOLDER is a clone with its history. Each commit that changes a few lines of a Python file gives a
 trace: the prompt has the lines before a window and the window as it was, in the form of Zed's Zeta
 or of Sweep's models, and the answer is the window as the commit left it. Each is replayed with the
-costs of a CPU and of a GPU: with the usual drafts, with the window as a text that the answer will
-resemble ("predicted"), and by an oracle that drafts from the place in the window that agrees
-longest, wherever it is.
+costs of a CPU and of a GPU: with the usual drafts, as the server drafts, which predicts the window
+("predicted"), and by an oracle that drafts from the place in the window that agrees longest,
+wherever it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from ngramspec.drafters import build_drafter
 from ngramspec.measure.models import load
 from ngramspec.measure.replay import Player, ReplayPlan, cost_curve
 from ngramspec.measure.traces import Trace
+from ngramspec.server.prompts import next_edit
+from ngramspec.server.service import JOINED_TOKENS
 
 FORMS = {  # the prompt around {window}, and what precedes the answer
     # zed-industries/zed, crates/zeta_prompt, the first version of the model
@@ -47,7 +49,6 @@ FORMS = {  # the prompt around {window}, and what precedes the answer
 BEFORE, AROUND = 40, 8  # lines before a window, and around its changes
 MOST_LINES = 40  # of a window
 WINDOW = range(100, 600)  # tokens of a window
-JOINED = 16  # of the prompt's last tokens, in front of a predicted window
 
 
 def add_arguments(options: CommandOptions) -> None:
@@ -95,7 +96,7 @@ def window(old: str, new: str) -> Iterator[tuple[str, str, str]]:
 
 
 def traces(repository: Path, most: int) -> Iterator[tuple[Trace, Int32]]:
-    """Traces of each form, and the answers that would change nothing."""
+    """Traces of each form, and the answers that the server predicts."""
     loaded = load(None, "bfloat16")
     counts = dict.fromkeys(FORMS, 0)
     for path, before, old, new in windows(repository):
@@ -105,11 +106,14 @@ def traces(repository: Path, most: int) -> Iterator[tuple[Trace, Int32]]:
         if len(ids) not in WINDOW:
             continue
         for name, (form, start) in FORMS.items():
-            prompt = loaded.encode(form.format(path=path, before=before, window=old), chat=False)
-            answer = [*loaded.encode(start + new, chat=False), loaded.eos_ids[0]]
-            trace = Trace(name, str(counts[name]), int32(prompt), int32(answer))
+            prompt = form.format(path=path, before=before, window=old)
+            given, answer, predicted = (
+                int32(loaded.encode(each, chat=False))
+                for each in (prompt, start + new, next_edit(prompt))
+            )
+            answer = np.append(answer, np.int32(loaded.eos_ids[0]))
+            yield Trace(name, str(counts[name]), given, answer), predicted
             counts[name] += 1
-            yield trace, int32([*loaded.encode(start + old, chat=False), loaded.eos_ids[0]])
 
 
 def int32(ids: list[int]) -> Int32:
@@ -143,7 +147,7 @@ def anywhere(ids: list[int]) -> Callable[[int], Sequence[Place]]:
 
 def joined(prompt: Int32, predicted: Int32) -> Int32:
     """A prompt after a text that its answer will resemble, as the server puts them together."""
-    return np.concatenate((prompt[-JOINED:], predicted, prompt))
+    return np.concatenate((prompt[-JOINED_TOKENS:], predicted, prompt))
 
 
 def run(arguments: argparse.Namespace) -> int:

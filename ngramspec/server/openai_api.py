@@ -116,6 +116,7 @@ class CompletionReply(OpenAIReply):
             service.sampling(body),
             max_tokens=body.max_tokens,
             logprobs=(body.logprobs, "logprobs"),
+            texts=many,
         )
         # The text to repeat before each answer.
         self._echoes = [""] * len(self.requests)

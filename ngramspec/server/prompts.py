@@ -38,6 +38,18 @@ DEEPSEEK = USUAL.format(*DEEPSEEK_TOKENS)
 CODELLAMA_TOKENS = ("▁<PRE>", "▁<SUF>", "▁<MID>")
 CODELLAMA = USUAL.format(*CODELLAMA_TOKENS)
 
+# The forms of prompts for next-edit models, which return a window of a file changed: the beginning
+# of the line before the window, what follows it, and the answer's first line.
+NEXT_EDITS = (
+    # Zeta: https://github.com/zed-industries/zed/tree/main/crates/zeta_prompt, in all versions
+    ("<|editable_region_start|>", "<|editable_region_end|>", "<|editable_region_start|>\n"),
+    ("<|fim_middle|>current", "<|fim_", ""),
+    ("<<<<<<< CURRENT", "=======\n<[fim-middle]>", ""),
+    # Sweep: https://huggingface.co/sweepai/sweep-next-edit-v2-7B, inference.py
+    ("<|file_sep|>current/", "<|file_sep|>updated/", ""),
+)
+CURSORS = re.compile(r"<\|user_cursor(?:_is_here)?\|>")  # marks in a window, not in the answer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -530,3 +542,13 @@ def prompt_text(
         messages, tools=tools or None, tokenize=False, **settings
     )
     return text
+
+
+def next_edit(prompt: str) -> str:
+    """The answer of a next-edit model that changes nothing; "" if the prompt has no known form."""
+    for before, after, first in NEXT_EDITS:
+        _, begun, rest = prompt.rpartition(before)
+        window, ended, _ = rest.partition("\n")[2].partition(after)
+        if begun and ended:
+            return first + CURSORS.sub("", window)
+    return ""

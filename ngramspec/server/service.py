@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,13 @@ from ngramspec.server.engine import (
     while_connected,
 )
 from ngramspec.server.grammars import INSTALL, GrammarPool, GrammarSource
-from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, TooManyTokensError, family_of
+from ngramspec.server.prompts import (
+    FillInTheMiddle,
+    TextEncoder,
+    TooManyTokensError,
+    family_of,
+    next_edit,
+)
 from ngramspec.server.responses import ApiError, Stream, bad, json_response, refuse_unless
 from ngramspec.server.settings import ANYONE, Client, ServerSettings
 from ngramspec.server.text import Detokenizer, TokenBytes, hidden_ids
@@ -249,11 +256,13 @@ class Reply(ABC):
         *,
         max_tokens: int | None,
         logprobs: tuple[int | None, str],
+        texts: Sequence[Any] = (),
         **more: Any,
     ) -> list[CompletionRequest]:
         """The requests of ``n`` answers to each prompt, with ``more`` of their fields.
 
-        ``logprobs`` is a value and the name of its field.
+        ``logprobs`` is a value and the name of its field. Without a prediction, those of ``texts``,
+        the prompts as they were given, that have the form of a next edit predict their window.
         """
         service, body = self.service, self.body
         common = {
@@ -270,9 +279,12 @@ class Reply(ABC):
         text = None if prediction is None else joined(prediction.content)
         predicted = service.reference_ids("prediction", text)
         found: list[CompletionRequest] = []
-        for prompt in prompts:
-            before = prompt[-JOINED_TOKENS:] if len(predicted) else predicted
-            reference = np.concatenate((like, before, predicted))
+        for prompt, given in zip_longest(prompts, texts if text is None else ()):
+            ids = predicted
+            if isinstance(given, str):
+                ids = np.array(service.text.encode(next_edit(given)), np.int32)
+            before = prompt[-JOINED_TOKENS:] if len(ids) else ids
+            reference = np.concatenate((like, before, ids))
             own = {
                 "prompt": prompt,
                 "max_tokens": service.max_tokens(max_tokens, prompt),

@@ -14,6 +14,7 @@ from ngramspec.server.prompts import (
     TextEncoder,
     family_of,
     fitted,
+    next_edit,
     shortened,
 )
 
@@ -147,3 +148,44 @@ def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_on
     assert tokenizer.decode(fim.prompt("P", "S", line="L")) == "[SUFFIX]S[PREFIX] PL"
     whole = fim.prompt("P", "S", line="L", files=[ExtraFile(text="F", filename="f")], name="own")
     assert tokenizer.decode(whole) == "[SUFFIX]S[PREFIX] +++++ f\nF\n\n+++++ own\nPL"
+
+
+NEXT_EDITS = {  # prompts with the window W, and the answer that changes nothing
+    "Zeta": (
+        "```a.py\nabove\n<|editable_region_start|>\nW<|user_cursor_is_here|>\n"
+        "<|editable_region_end|>\nbelow\n```\n\n### Response:\n",
+        "<|editable_region_start|>\nW\n",
+    ),
+    "Zeta, the window last": (
+        "<|fim_prefix|>\nabove\n<|fim_suffix|>\nbelow\n<|fim_middle|>current\nW<|user_cursor|>\n"
+        "<|fim_middle|>updated\n",
+        "W\n",
+    ),
+    "Zeta, in order": (
+        "<|fim_prefix|>\nabove\n<|fim_middle|>current\n<|user_cursor|>W\n<|fim_suffix|>\nbelow\n"
+        "<|fim_middle|>updated\n",
+        "W\n",
+    ),
+    "Zeta 2": (
+        "<[fim-suffix]>\nbelow\n<[fim-prefix]>above\n<<<<<<< CURRENT\nW\n=======\nW\n=======\n"
+        "<[fim-middle]>",
+        "W\n=======\nW\n",
+    ),
+    "Sweep": (
+        "<|file_sep|>original/a.py\nV\n<|file_sep|>current/a.py\nW\n<|file_sep|>updated/a.py\n",
+        "W\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEXT_EDITS)
+def test_the_window_of_a_next_edit_is_found(name):
+    prompt, answer = NEXT_EDITS[name]
+    assert next_edit(prompt) == answer
+    for part in range(len(prompt)):  # no error in a prompt that is cut
+        assert next_edit(prompt[:part]) in answer + "\n"
+
+
+def test_other_prompts_have_no_window():
+    assert next_edit("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>") == ""
+    assert next_edit("<<<<<<< CURRENT\n" * 9) == next_edit("") == ""

@@ -14,8 +14,8 @@ from conftest import tiny_llama
 from serving import HI, VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
 
 from ngramspec import Corpus
-from ngramspec.server import engine
-from ngramspec.server.engine import logprobs_of
+from ngramspec.server import engine, service
+from ngramspec.server.engine import answers_of, logprobs_of
 from ngramspec.server.settings import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -202,6 +202,25 @@ def test_each_prompts_answer_begins_with_the_prediction(client, model, tokenizer
     answer = ask(client, prompt=texts, prediction=given, **GREEDY)
     assert [text_of(answer, index) for index in (0, 1)] == whole
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] >= 18
+
+
+def test_the_window_of_a_next_edit_is_predicted(client, model, tokenizer, monkeypatch):
+    asked = []
+
+    def noted(sampling, n, **fields):
+        asked.append(fields["reference"])
+        return answers_of(sampling, n, **fields)
+
+    monkeypatch.setattr(service, "answers_of", noted)
+    begin, end = "<|editable_region_start|>\n", "<|editable_region_end|>\nthe rest of it"
+    texts = [begin + "some code\n" + end, "another prompt"]
+    answer = ask(client, prompt=texts, **GREEDY)
+    for index, each in enumerate(texts):
+        assert text_of(answer, index) == plain(model, tokenizer, each, 24)
+    assert asked[1] is None
+    assert tokenizer.decode(asked[0]) == texts[0][-16:] + begin + "some code\n"
+    ask(client, prompt=texts[0], prediction={"type": "content", "content": ""}, **GREEDY)
+    assert asked[2] is None
 
 
 def test_one_request_can_do_without_drafts(model, tokenizer):
