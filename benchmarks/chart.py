@@ -1,64 +1,94 @@
-"""README's chart: the speed of each prompt by model and task, as SVG. ``make figures`` draws it."""
+"""The charts of speedups by model and task, as SVG. ``make figures`` draws them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.renderers import MODELS, TASKS, Raw, Speedups, speedups
 
-MODES = {"greedy": "greedy", "sampled": "sampled, with the model's own settings"}
-OURS, LOOKUP, INK, FAINT = "#0072B2", "#B4BBC3", "#24292F", "#6E7781"
-WIDTH, ROW, MARGIN = 8.7, 0.26, 0.95  # inches
+OURS, LOOKUP, INK, FAINT = "#0072b2", "#b4bbc3", "#24292f", "#6e7781"
+GRID, PAGE = "#e6e9ed", "#ffffff"
+DARK = {OURS: "#58a6ff", LOOKUP: "#6e7681", INK: "#e6edf3", FAINT: "#9198a1"}
+DARK |= {GRID: "#30363d", PAGE: "#0d1117"}  # for readers who prefer dark pages
+WIDTH, ROW, TOP, GAP, BOTTOM = 8.7, 0.26, 0.62, 0.42, 0.36  # inches
 BAR = 0.34  # of a row
-DOTS = {"s": 11, "color": "white", "edgecolors": INK, "linewidths": 0.6, "zorder": 3}
-TICKS = (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)
+DOTS = {"s": 9, "color": PAGE, "edgecolors": INK, "linewidths": 0.6, "zorder": 3}
+TICKS = (0.5, 1, 2, 4, 8)
 FONTS = ("'DejaVu Sans'", "Helvetica, Arial, 'DejaVu Sans', sans-serif")  # drawn, shown
 
 
-def draw(path: Path, version: str, raw: Raw, *_others: Raw) -> None:
-    """Write the chart of ``benchmarks models`` in float32; ``version`` identifies the data."""
+def draw(path: Path, version: str, *files: Raw, greedy: bool = False) -> None:
+    """Write the chart of ``benchmarks models``: a column for each model, a band for each dtype and
+    mode; with ``greedy`` that of greedy decoding in float32. ``version`` identifies the data."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    cells = {cell: each for cell, each in speedups(raw).items() if cell[1] == "float32"}
+    cells = speedups(*files)
+    if greedy:
+        cells = {cell: each for cell, each in cells.items() if cell[1:3] == ("float32", "greedy")}
+    bands: dict[tuple[bool, bool, str, str], list[str]] = {}  # their tasks; sorted: their order
+    for _, dtype, mode, task in cells:
+        tasks = bands.setdefault((" " in task, dtype != "float32", mode, dtype), [])
+        tasks += [task] * (task not in tasks)
     models = list(dict.fromkeys(cell[0] for cell in cells))
-    tasks = [task for task in TASKS if any(cell[3] == task for cell in cells)]
+    values = [value for each in cells.values() for value in (*each.ours, *each.lookup)]
+    rows = [len(bands[band]) for band in sorted(bands)]
+    height = TOP + BOTTOM + ROW * sum(rows) + GAP * (len(rows) - 1)
+    shape: Any = {"height_ratios": rows, "hspace": GAP * len(rows) / ROW / sum(rows)}
+    shape |= {"wspace": 0.06, "left": 0.165, "right": 0.985}
+    shape |= {"bottom": BOTTOM / height, "top": 1 - TOP / height}
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "chart", "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(settings | {"font.size": 9, "text.color": INK}):
-        rows = len(models) * (len(tasks) + 1)
-        height = rows * ROW + MARGIN
-        figure = Figure(figsize=(WIDTH, height), facecolor="white")
-        panels = figure.subplots(1, len(MODES), sharex=True, sharey=True)
-        values = [value for each in cells.values() for value in (*each.ours, *each.lookup)]
-        for axes, title in zip(panels, MODES.values(), strict=True):
-            frame(axes, title, min(values), max(values))
-        for (model, _, mode, task), each in cells.items():
-            row = models.index(model) * (len(tasks) + 1) + tasks.index(task) + 1
-            prompts(panels[list(MODES).index(mode)], row, each)
-        panels[0].set_ylim(rows - 0.3, -0.55)
-        labels(panels[0], models, tasks)
+        figure = Figure(figsize=(WIDTH, height), facecolor=PAGE)
+        grid = figure.subplots(
+            len(rows), len(models), sharex=True, squeeze=False, gridspec_kw=shape
+        )
+        for band, line in zip(sorted(bands), grid, strict=True):
+            long, _, mode, dtype = band
+            for model, axes in zip(models, line, strict=True):
+                column = [cells.get((model, dtype, mode, task)) for task in bands[band]]
+                frame(axes, column, min(values), max(values))
+                for row, each in enumerate(column):
+                    if each is not None:
+                        prompts(axes, row, each)
+            title = f"{mode}, {dtype}{', long documents (tokens)' * long}"
+            labels(line[0], bands[band], title if len(bands) > 1 else "")
+        for model, axes in zip(models, grid[0], strict=True):
+            axes.set_title(MODELS[model], loc="left", fontsize=9.5, fontweight="bold", pad=6)
         legend(figure, height)
-        figure.subplots_adjust(0.165, 0.36 / height, 0.985, 1 - 0.62 / height, wspace=0.05)
         figure.savefig(path, metadata={"Date": None, "Title": "Speedup", "Description": version})
-    path.write_text(path.read_text("utf-8").replace(*FONTS), "utf-8")
+    path.write_text(with_dark_colours(path.read_text("utf-8")).replace(*FONTS), "utf-8")
 
 
-def frame(axes: Any, title: str, least: float, most: float) -> None:
-    """Axes with a logarithmic scale whose line at 1 is the baseline."""
+def with_dark_colours(svg: str) -> str:
+    """A chart whose colours depend on the reader's preference."""
+    rules = "".join(
+        f'[style*="{part}: {light}"] {{{part}: {dark} !important}}\n'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    )
+    style = f"@media (prefers-color-scheme: dark) {{\n{rules}}}\n</style>"
+    return svg.replace("</style>", style, 1)
+
+
+def frame(axes: Any, column: Sequence[Speedups | None], least: float, most: float) -> None:
+    """Axes with a logarithmic scale whose line at 1 is the baseline; none without a cell."""
     axes.set_xscale("log")
-    axes.set_xlim(min(least, 0.75) / 1.08, most * 1.42)  # with room for the means
+    axes.set_xlim(min(least, 0.75) / 1.08, most * 2.8)  # with room for the means
+    axes.set_ylim(len(column) - 0.4, -0.6)
     shown = [tick for tick in TICKS if least / 1.05 < tick < most * 1.05 or tick == 1]
     axes.set_xticks(shown, [f"{tick:g}x" for tick in shown])
     axes.set_xticks([], minor=True)
+    axes.set_yticks([])
     axes.tick_params(length=0, labelcolor=FAINT)
-    axes.grid(axis="x", color="#E6E9ED", linewidth=0.7)
-    axes.axvline(1, color=INK, linewidth=0.9)
-    axes.set_axisbelow(True)
-    axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", pad=6)
     axes.set_frame_on(False)
+    if any(column):
+        axes.grid(axis="x", color=GRID, linewidth=0.7)
+        axes.axvline(1, color=INK, linewidth=0.9)
+        axes.set_axisbelow(True)
 
 
 def prompts(axes: Any, row: int, each: Speedups) -> None:
@@ -72,17 +102,16 @@ def prompts(axes: Any, row: int, each: Speedups) -> None:
               transform=axes.get_yaxis_transform())  # fmt: skip
 
 
-def labels(axes: Any, models: Sequence[str], tasks: Sequence[str]) -> None:
-    """The models and their tasks, at the left of the first panel."""
+def labels(axes: Any, tasks: Iterable[str], title: str) -> None:
+    """The tasks at the left of a band's first panel, and its title above them."""
     from matplotlib.transforms import blended_transform_factory
 
     left = blended_transform_factory(axes.figure.transFigure, axes.transData)
-    axes.set_yticks([])
-    for at, model in enumerate(models):
-        first = at * (len(tasks) + 1)
-        axes.text(0.008, first + 0.1, MODELS[model], va="center", fontweight="bold", transform=left)
-        for row, task in enumerate(tasks, first + 1):
-            axes.text(0.158, row, TASKS[task], ha="right", va="center", transform=left)
+    axes.text(0.008, -0.95, title, va="center", fontweight="bold", transform=left)
+    for row, task in enumerate(tasks):
+        name, _, tokens = task.partition(" ")
+        text = f"{name} ({int(tokens):,})" if tokens else TASKS[name]
+        axes.text(0.158, row, text, ha="right", va="center", transform=left)
 
 
 def legend(figure: Any, height: float) -> None:

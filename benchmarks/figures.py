@@ -1,7 +1,7 @@
 """Measure the tables of README and docs, write them into the pages, and draw their pictures.
 
     python -m benchmarks figures                  # what ``make figures`` runs
-    python -m benchmarks figures --tables demo batches
+    python -m benchmarks figures --tables chart replay
     python -m benchmarks figures --pages          # only write the pages, from the raw files
     python -m benchmarks figures --stale          # only list tables whose sources have changed
 
@@ -96,7 +96,7 @@ def _measure(name: str, table: Table, arguments: argparse.Namespace) -> bool:
         minutes = (perf_counter() - began) / 60
         fields = json.loads(part.read_text(encoding="utf-8"))
         figure = {"sources": sources, "minutes": round(minutes, 1), "commit": commit()}
-        fields = {"figure": {**figure, "where": machine()}, **table.kept(fields)}
+        fields = {"figure": {**figure, "where": machine()}, **fields}
         out.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
         part.unlink()
         print(f"{name}: {stem}.json took {minutes:.1f} minutes", flush=True)
@@ -176,7 +176,7 @@ def pictures() -> Iterator[tuple[Path, str, Callable[[], None]]]:
     for name, table in TABLES.items():
         found = raws(table)
         if table.draw is not None and all(found.values()):
-            data = json.dumps([*found.values()]) + source_hash([f"benchmarks/{name}.py"])
+            data = json.dumps([*found.values()]) + source_hash(["benchmarks/chart.py"])
             version = hashlib.sha256(data.encode()).hexdigest()[:16]
             path = PICTURES / f"{name}.svg"
             yield path, version, partial(table.draw, path, version, *found.values())
@@ -188,30 +188,29 @@ def is_drawn(path: Path, version: str) -> bool:
 
 
 def origin(name: str, found: Mapping[str, dict[str, Any]], page: Path) -> str:
-    """The command that measures a table, and where and when each raw file was measured."""
-    links: dict[str, list[str]] = {}
+    """The command that measures a table, and where and when its raw files were measured."""
+    places: dict[str, tuple[list[str], list[str]]] = {}
     for stem, raw in found.items():
+        links, commits = places.setdefault(measured_on(raw), ([], []))
         link = os.path.relpath(RESULTS / f"{stem}.json", page.parent)
-        older = "measured with an older version; " * (stem in TABLES[name].earlier)
-        links.setdefault(older + measured(raw), []).append(f"[{stem}.json]({link})")
-    files = "; ".join(f"{', '.join(each)}, {when}" for when, each in links.items())
-    return f"`make figures TABLES={name}`: {files}."
+        links.append(f"[{stem}.json]({link})" + " (older)" * (stem in TABLES[name].earlier))
+        commits.append(raw["figure"]["commit"])
+    files = "; ".join(
+        f"{', '.join(links)}: {place}, commit {', '.join(dict.fromkeys(commits))}"
+        for place, (links, commits) in places.items()
+    )
+    return f"`make figures TABLES={name}`, {files}."
 
 
-def measured(raw: Mapping[str, Any]) -> str:
-    """The commit, machine and versions of a raw file."""
-    figure = raw.get("figure", raw)
-    if "commit" not in figure:
-        return "measured before commits were recorded"
-    where = figure["where"]
-    device = f"{where['processor']}, {where['cores']} cores"
+def measured_on(raw: Mapping[str, Any]) -> str:
+    """The machine and versions of a raw file."""
+    where = raw["figure"]["where"]
+    device = f"{where['processor']}, {where['cores']} cores ({where['instructions']})"
     if where["gpu"]:
         device = where["gpu"]["name"]
-    elif "instructions" in where:
-        device += f" ({where['instructions']})"
     versions = raw.get("versions", where["packages"])
     packages = [f"{each} {versions[each]}" for each in SHOWN if each in versions]
-    return f"measured at commit {figure['commit']} on {', '.join([device, *packages])}"
+    return ", ".join([device, *packages])
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -223,4 +222,9 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def _with_table(page: Path, found: re.Match[str]) -> str:
-    return f"{found['begin']}\n{rendered(found['name'], page)}\n\n{found['end']}"
+    if found["name"] not in TABLES:  # a test lists such marks
+        return found[0]
+    text = f"{found['begin']}\n{rendered(found['name'], page)}\n\n{found['end']}"
+    before = found.string[: found.start()]
+    indent = before[len(before.rstrip(" ")) :]  # in a list
+    return re.sub(r"\n(?=[^\n])", f"\n{indent}", text)

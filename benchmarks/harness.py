@@ -13,7 +13,6 @@ import torch
 
 from ngramspec import DecodeStats, Speculator, generate
 from ngramspec.cli.options import CommandOptions, write_json
-from ngramspec.measure.traces import read_traces
 
 ROOT = Path(__file__).parents[1]
 TRACES_HELP = "JSON lines with group, id, prompt and output, as ngramspec record writes them"
@@ -88,12 +87,6 @@ def commit() -> str | None:
     head = git("rev-parse", "--short=12", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no")
     return f"{head}{'+' * bool(changed)}" if head else None
-
-
-def recorded_prompts(path: Path, group: str, longest: int) -> list[list[int]]:
-    """The recorded prompts of a group that have at most ``longest`` tokens."""
-    prompts = [each.prompt.tolist() for each in read_traces(path) if each.group == group]
-    return [prompt for prompt in prompts if len(prompt) <= longest]
 
 
 def prepared_call(

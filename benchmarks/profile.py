@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from time import perf_counter
 from typing import Any
 
-from benchmarks import renderers
-from benchmarks.harness import prepared_call, write
+from benchmarks.harness import prepared_call
 from ngramspec import Speculator
-from ngramspec.cli.options import CommandOptions, check_least, console, load_model, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -23,10 +20,10 @@ from ngramspec.decoding.observer import (
     Observer,
     no_section,
 )
-from ngramspec.measure.bench import BenchPlan, SetText, forced_texts
+from ngramspec.measure.bench import SetText
 from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.machine import synchronize
-from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
+from ngramspec.measure.tasks import Prompt
 
 FORWARD, PYTHON = "forward", "rest of Python"
 SECTIONS = (DRAFTING, INPUT_PREPARATION, FORWARD, VERIFICATION, ROLLBACK, STREAMING, PYTHON)
@@ -173,30 +170,3 @@ def profile(
         for measure in (profile_plain, partial(profile_plain, lookup=10), profile_steps):
             set_text(prompt.whole)
             yield measure(model, prompt, new, repeats)
-
-
-def add_arguments(options: CommandOptions) -> None:
-    options.model()
-    options.count("--max-new-tokens", 96, "new tokens of each call")
-    options.count("--repeats", 3, "calls of each text and configuration")
-    options.json()
-
-
-def run(arguments: argparse.Namespace) -> int:
-    check_least(arguments, repeats=1, max_new_tokens=2)
-    screen = console()
-    loaded = load_model(arguments)
-    new = arguments.max_new_tokens
-    with usable():
-        copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
-    vocab = loaded.model.config.vocab_size
-    prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
-    with (
-        forced_texts(loaded.model, prompts, BenchPlan(new=new)) as set_text,
-        screen.status("profiling"),
-    ):
-        rows = [*profile(loaded.model, prompts, new, arguments.repeats, set_text)]
-    print(renderers.profile({"rows": rows}))
-    settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
-    write(arguments, {"settings": settings, "rows": rows})
-    return 0

@@ -15,8 +15,6 @@ from typing import Any
 
 from benchmarks import chart, renderers
 from benchmarks.__main__ import MODULES
-from benchmarks.renderers import Raw
-from ngramspec.options import PRESETS
 
 PUBLIC = "benchmarks/public/traces.jsonl"
 # What the figures of drafters depend on, of the decode loop, and of the whole package.
@@ -38,8 +36,7 @@ class Table:
         commands: arguments of ``python -m`` that write each raw file, by its name, to OUT.
         sources: files and folders that its figures depend on, apart from its benchmarks.
         render: makes the table in Markdown from the raw files, in the order of ``commands``.
-        kept: the part of a raw file that is kept.
-        earlier: raw files of an older version and other machines, shown first, never measured.
+        earlier: raw files of an older version, shown first, never measured again.
         draw: writes docs/pictures/NAME.svg from the raw files, with a text that identifies them.
         sentence: it is a sentence that another table supports, and empty until measured.
         environment: the folder of the environment that runs the commands, relative to the root;
@@ -49,7 +46,6 @@ class Table:
     commands: Mapping[str, Sequence[str]]
     sources: Sequence[str]
     render: Callable[..., str]
-    kept: Callable[[Raw], Raw] = lambda raw: raw
     earlier: Sequence[str] = ()
     draw: Callable[..., None] | None = None
     sentence: bool = False
@@ -64,12 +60,8 @@ class Table:
 
 REPLAY = f"benchmarks replay --traces {PUBLIC}"
 BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32"
-_DEMO = "ngramspec bench --tasks summarization context_qa code_completion code_edit --least 2"
-_DEMO += " --dtype bfloat16 --lookup 10"
-_TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 9"
-_TREES = [f'--speculator {{"tree":{nodes}}}' for nodes in ("null", 8, 16, 32)]
-_CHAINS = [f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20)]
+_FIXED = [f'{{"tree":{nodes}}}' for nodes in ("null", 8, 32)] + ['{"gamma":10,"tree":null}']
 
 
 def table(
@@ -87,115 +79,73 @@ RANDOM = {
     "e2e_nothing": f"{BENCH} --dtype bfloat16 {_RANDOM}",
     "e2e_nothing_float32": f"{BENCH} --dtype float32 {_RANDOM}",
 }
-_LONG = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
-_MODELS = f"{_LONG} build/models/SmolLM2-135M-Instruct"
-_BFLOAT16 = f"{_MODELS} --dtype bfloat16 --prompts-per-task 1"
-_LARGE = "benchmarks models --model build/models/qwen2.5-coder-1.5b --prompts-per-task 1"
-_MODELS += " --dtype float32"
-_LONG += " --texts long --dtype float32 --mode greedy --prompts-per-task"
-_BATCH = f"{_LONG} 1 --batch 4 --lengths"
+_SMALL = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
+_MODELS = f"{_SMALL} build/models/SmolLM2-135M-Instruct"
+_LARGE = "benchmarks models --model build/models/qwen2.5-coder-1.5b"
+_LONG = f"{_SMALL} --texts long --dtype float32 --mode greedy --prompts-per-task"
+MODELS = {"models": f"{_MODELS} --dtype float32"}
+LONG = {"models_long": f"{_LONG} 2"}
 _EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
 _LLAMA = "--llama-python .venv-llama/bin/python --llama-gguf"
 _EDITOR += f" --infill --dtype bfloat16 --context 500 {_LLAMA}"
 _EDITOR += " build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
-_DIVERGENCE = "benchmarks divergence --dtype"
+DIVERGENCE = {
+    f"divergence_{stem}": f"benchmarks divergence --count 50 --dtype {given}"
+    for stem, given in (
+        ("float32_batch8", "float32 --batch 8"),
+        ("bfloat16_batch1", "bfloat16 --batch 1"),
+        ("bfloat16_plain", "bfloat16 --plain --batch 8"),
+    )
+}
 
-
-_PRESET = f"{REPLAY} --policy priority --curve cpu --curve gpu"
-_PRESET += " --drafter {drafter} --gamma {gamma}"
-CITED = ("akunu", "prompt-lookup", "leviathan-bigram")  # presets
 TABLES: dict[str, Table] = {
-    "demo": table(
-        {"first_look": f"{_DEMO} --max-new-tokens 128 --repeats 3"},
-        renderers.demo,
-        (*WHOLE_CALLS, "ngramspec/measure/data"),
-    ),
+    "tasks": table({**MODELS, **LONG}, renderers.tasks, WHOLE_CALLS),
     "chart": table(
-        {"models": _MODELS, "e2e_nothing_float32": RANDOM["e2e_nothing_float32"]},
+        {**MODELS, "e2e_nothing_float32": RANDOM["e2e_nothing_float32"]},
         renderers.chart,
+        WHOLE_CALLS,
+        draw=partial(chart.draw, greedy=True),
+    ),
+    "models": table(
+        {
+            **MODELS,
+            "models_large": f"{_LARGE} --mode greedy --prompts-per-task 1",
+            "models_bfloat16": f"{_MODELS} --mode greedy --dtype bfloat16 --prompts-per-task 1",
+            **LONG,
+        },
+        renderers.models,
         WHOLE_CALLS,
         draw=chart.draw,
     ),
-    "models": table(
-        {"models": _MODELS, "models_large": _LARGE, "models_bfloat16": _BFLOAT16},
-        renderers.models,
-        WHOLE_CALLS,
-    ),
-    "models-long": table({"models_long": f"{_LONG} 2"}, renderers.models, WHOLE_CALLS),
     "models-batch4": table(
-        {"models_batch4": f"{_BATCH} 4000", "models_batch4_8000": f"{_BATCH} 8000"},
-        renderers.models,
+        {"models_batch4": f"{_LONG} 1 --batch 4 --lengths 4000"},
+        renderers.batches,
         WHOLE_CALLS,
+        earlier=("models_batch4_8000",),
     ),
-    "whole-calls": table(
-        {f"e2e_{dtype}": f"{BENCH} --dtype {dtype} {_TASKS}" for dtype in ("bfloat16", "float32")},
-        renderers.whole_calls,
-        WHOLE_CALLS,
-        earlier=("e2e_bfloat16_amx", "e2e_bfloat16_avx2"),
-    ),
-    "nothing": table(RANDOM, renderers.nothing, WHOLE_CALLS, earlier=("e2e_nothing_amx",)),
+    "nothing": table(RANDOM, renderers.nothing, WHOLE_CALLS),
     "lengths": table(
         {
             f"lengths_{length}": f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks"
             f" summary answer edit --lengths {length} --prompts-per-task 6 --max-new-tokens 48"
-            f" --least 2 --repeats 1 --same-text --cached --lookup {' '.join(_TREES + _CHAINS)}"
+            " --least 2 --repeats 1 --same-text --cached --lookup --speculator "
+            + " --speculator ".join(_FIXED)
             for length in (500, 2000, 8000)
         },
         renderers.lengths,
         WHOLE_CALLS,
     ),
-    "compiled": table(
-        {"compiled": f"{_DEMO} --compiled --width 16 --max-new-tokens 96 --repeats 2"},
-        renderers.compiled,
-        (*WHOLE_CALLS, "ngramspec/measure/data"),
-    ),
-    "profile": table({"profile_bfloat16": "benchmarks profile"}, renderers.profile),
     "replay": table(
         {
             "replay": f"{REPLAY} --peers",
-            "replay_fresh": f"{REPLAY} --fresh",
             "replay_tree": f"{REPLAY} --tree 64",
         },
-        partial(renderers.replay, names=("", "new for every trace", "trees of at most 64 nodes")),
+        partial(renderers.replay, names=("", "trees of at most 64 nodes")),
         REPLAYED,
-    ),
-    "presets": table(
-        {f"replay_{name.replace('-', '_')}": _PRESET.format(**PRESETS[name]) for name in CITED},
-        partial(renderers.replay, names=CITED),
-        REPLAYED,
-    ),
-    "replay-rows": table(
-        {"replay_rows": f"{REPLAY} --rows 16"}, renderers.rows_of_engine, DRAFTERS
-    ),
-    "replay-together": table(
-        {
-            f"replay_together{name}": f"{REPLAY} --together 2 4 8 16 --new 96 {curve}"
-            for name, curve in (("", ""), ("_cpu", "--curve cpu"))
-        },
-        renderers.together,
-        DRAFTERS,
     ),
     "agents": table(
         {"agents": "benchmarks agents --peers"}, renderers.agents, (*REPLAYED, "ngramspec/stores")
     ),
-    "costs": Table(
-        {},
-        ("ngramspec/costs/processors.py",),
-        renderers.costs,
-        earlier=("costs",),  # of an AVX2 processor: ngramspec/costs/processors.py has its costs
-    ),
-    "native-ops": Table(
-        {
-            "native_ops": [
-                *("pytest", "-q", "benchmarks/test_native_ops.py"),
-                *("--benchmark-columns=median,iqr,ops", "--benchmark-json=OUT"),
-            ]
-        },
-        ("ngramspec/_native", "benchmarks/test_native_ops.py", "benchmarks/texts.py"),
-        renderers.native,
-        kept=renderers.native_kept,
-    ),
-    "host-time": table({"host_time": "benchmarks host_time"}, renderers.host_time),
     "waits": Table(
         {"waits": ["pytest", "-q", "tests/gpu/test_cases.py", "--waits=OUT"]},
         (*LOOP, "tests/gpu"),
@@ -203,43 +153,16 @@ TABLES: dict[str, Table] = {
     ),
     "summaries": table(
         {
-            f"{name}_{size}_rows_{beams}_beams": f"benchmarks summaries --traces {PUBLIC} --group"
-            f" summary {text} --sizes {size} --beams {beams} --batches {batches} --dtype float32"
-            " --repeats 2"
+            f"{name}_1_rows_{beams}_beams": f"benchmarks summaries --traces {PUBLIC} --group"
+            f" summary {text} --sizes 1 --beams {beams} --batches 3 --dtype float32 --repeats 2"
             for name, text in (("extracts", "--extract"), ("summaries", ""))
-            for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
+            for beams in (1, 4)
         },
         renderers.summaries,
     ),
-    "samples": table(
-        {"samples": f"benchmarks samples --traces {PUBLIC} --dtype float32"}, renderers.samples
-    ),
-    "heads": table({"heads": f"benchmarks heads --traces {PUBLIC}"}, renderers.heads, DRAFTERS),
-    "beams": table(
-        {
-            f"beams_{group}": f"benchmarks beams --traces {PUBLIC} --group {group} --count 2"
-            " --beams 2 4 --dtype float32"
-            for group in ("edit", "answer")
-        },
-        partial(renderers.beams, names=("edit", "answer")),
-    ),
-    "divergence": table(
-        {
-            f"divergence_{dtype}_{name}": f"{_DIVERGENCE} {dtype} {given}"
-            for dtype, name, given in (
-                ("float32", "batch1", "--batch 1"),
-                ("float32", "batch8", "--batch 8"),
-                ("bfloat16", "batch1", "--batch 1"),
-                ("bfloat16", "plain", "--plain --batch 8"),
-            )
-        },
-        renderers.divergence,
-    ),
+    "divergence": table(DIVERGENCE, renderers.divergence),
     "near-ties": table(
-        {
-            "divergence_bfloat16_batch1": f"{_DIVERGENCE} bfloat16 --batch 1",
-            "divergence_bfloat16_plain": f"{_DIVERGENCE} bfloat16 --plain --batch 8",
-        },
+        {stem: command for stem, command in DIVERGENCE.items() if "bfloat16" in stem},
         renderers.near_ties,
         sentence=True,
     ),
@@ -250,44 +173,27 @@ TABLES: dict[str, Table] = {
         },
         renderers.alpha_sampling,
     ),
-    "alpha-types": table(
-        {
-            "alpha_types": "benchmarks alpha --prompts types --count 6 --train 12 --tokens 64"
-            " --no-observed --temperatures 0"
-        },
-        renderers.alpha_types,
-    ),
-    "explain": table(
-        {"explain_bfloat16": "ngramspec explain --tokens 96 --repeats 3 --count 5"},
-        renderers.explain,
-        (*LOOP, "ngramspec/measure/explain.py"),
-    ),
     "parity": table(
         {"parity": "benchmarks parity"}, renderers.parity, (*LOOP, "benchmarks/tiny.py")
     ),
     "replay-stores": table(
         {"replay_shared_tree": f"{REPLAY} --shared outputs --curve gpu --tree 64 --peers"},
-        partial(renderers.replay, names=("",)),
+        renderers.replay,
         (*REPLAYED, "ngramspec/stores"),
     ),
     "stores": table(
         {
-            "corpus": "benchmarks stores --size 5000000",
+            "drafters": "benchmarks drafters --peers",
             "shared_store": "benchmarks stores --mib 16",
+            "corpus": "benchmarks stores --size 5000000",
         },
         renderers.stores,
-        ("ngramspec/stores", "ngramspec/_native"),
-    ),
-    "fleet": table({"fleet": "benchmarks fleet"}, renderers.fleet, (*DRAFTERS, "ngramspec/stores")),
-    "structures": table(
-        {"drafters": "benchmarks drafters --twin --peers"},
-        renderers.structures,
-        (*DRAFTERS, "benchmarks/peers.py"),
+        (*DRAFTERS, "ngramspec/stores", "benchmarks/peers.py"),
     ),
     "vllm": table(
         {
             "vllm_switched": "benchmarks vllm_switched --model build/engines/smollm2"
-            f" --traces {PUBLIC}"
+            f" --traces {PUBLIC} --repeats 5"
         },
         renderers.vllm,
         ENGINES,
@@ -310,7 +216,7 @@ TABLES: dict[str, Table] = {
     ),
     "editor": table(
         {
-            "editor_line": f"{_EDITOR} --requests 2 --mode undo --functions 60",
+            "editor_line": f"{_EDITOR} --requests 2 --mode undo --functions 30",
             "editor_block": f"{_EDITOR} --requests 2 --until block --tokens 96 --functions 8",
             "editor_smollm2": f"benchmarks editor --requests 3 {_LLAMA}"
             " build/engines/smollm2-f32.gguf",

@@ -1,6 +1,6 @@
 """Microbenchmarks of the native operations, by the length of the context.
 
-    make figures TABLES=native-ops
+    python -m pytest benchmarks/test_native_ops.py --benchmark-columns=median,iqr,ops
 
 Natural text is the source of Python's own library. Each round starts where the last one ended, so
 that a structure grows by a few tokens a round, as in use.

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import chart, figures
 from benchmarks.__main__ import build_parser as benchmark_parser
 from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
-from benchmarks.renderers import markdown, models
+from benchmarks.renderers import batches, markdown, models, tasks
 from benchmarks.tables import TABLES, Table
 from ngramspec.cli import build_parser
 
@@ -164,28 +164,69 @@ class A:
 def test_raw_files_name_no_folder_of_the_machine():
     texts = "".join(path.read_text() for path in RESULTS.glob("*.json"))
     assert re.findall(r"/(?:tmp|home|root|work|Users)/[^\"]*", texts) == []
-    assert raws(TABLES["demo"]).keys() == {"first_look"}
+    assert raws(TABLES["agents"]).keys() == {"agents"}
     assert sys.executable not in str(TABLES)
 
 
-def test_the_chart_and_the_table_show_models_tasks_means_and_worst_prompts(tmp_path):
-    """Two prompts, one of them in two ways more, and a model that is not shown."""
-    known = {"model": "SmolLM2-135M-Instruct", "dtype": "float32", "mode": "greedy", "task": "edit"}
-    known |= {"tokens_per_call": 2.0, "same_as_plain": {"ours": True}}
-    first = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40}}
-    last = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10}}
-    rows = [first, last, {**first, "mode": "sampled"}, {**first, "dtype": "bfloat16"}]
-    raw = {"rows": [*rows, {**first, "model": "another"}], "settings": {"repeats": 1}}
-    path = tmp_path / "chart.svg"
-    chart.draw(path, "the version", raw)
-    root = ElementTree.parse(path).getroot()
-    said = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    for word in ("SmolLM2-135M", "edit code", "greedy", "2.00", "4.00", "1x"):
-        assert said.count(word) == 1 + (word == "1x"), word
-    assert "tool calls" not in said
+KNOWN = {"model": "SmolLM2-135M-Instruct", "dtype": "float32", "mode": "greedy", "task": "edit"}
+KNOWN |= {"tokens_per_call": 2.0, "same_as_plain": {"ours": True}, "prompt_tokens": 210}
+FIRST = {**KNOWN, "tokens_per_second": {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40}}
+LAST = {**KNOWN, "tokens_per_second": {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 8}}
+LONG = {**LAST, "task": "answer 4000", "prompt_tokens": 4010}
+SVG = "{http://www.w3.org/2000/svg}text"
+
+
+def test_the_charts_show_models_tasks_and_means(tmp_path):
+    """Two prompts, one of them in three bands more, and a model that is not shown."""
+    path, other = tmp_path / "chart.svg", {**FIRST, "model": "another"}
+    rows = [FIRST, LAST, {**FIRST, "mode": "sampled"}, {**FIRST, "dtype": "bfloat16"}, LONG, other]
+
+    def drawn(rows, **options) -> list[str]:
+        chart.draw(path, "the version", {"rows": rows}, **options)
+        return [each.text for each in ElementTree.parse(path).getroot().iter(SVG)]
+
+    said = drawn([*rows[:-2], other], greedy=True)
+    for word in ("SmolLM2-135M", "edit code", "1.79", "1x"):
+        assert said.count(word) == 1, word
+    assert not {"4.00", "tool calls", "greedy, float32"} & {*said}
     assert "the version" in path.read_text()
-    assert path.read_text().count("#ffffff; stroke: #24292f") == 7  # and one in the legend
-    assert "| SmolLM2-135M | float32 | greedy | 1.41, 2.00 (1.00) | 2 of 2 |" in models(raw)
-    assert "| SmolLM2-135M | float32 | sampled | 2.00, 4.00 | 1 of 1 |" in models(raw)
-    batch = {**first, "tokens_per_second": {"plain": 10, "ours": 15}}
-    assert "| greedy | 1.50 of 2.00 | 1 of 1 |" in models({"rows": [batch]})
+    assert path.read_text().count("#ffffff; stroke: #24292f") == 5  # dots, and one in the legend
+    said = drawn(rows)
+    bands = ["greedy, float32", "sampled, float32", "greedy, bfloat16"]
+    bands += ["greedy, float32, long documents (tokens)"]
+    assert [each for each in said if each in bands] == bands
+    assert (said.count("4.00"), said.count("answer (4,000)")) == (2, 1)
+    same = "Calls with plain `generate`'s text: 4 of 4 in float32, 1 of 1 in bfloat16."
+    assert models({"rows": rows}).endswith(same)
+
+
+def test_charts_have_other_colours_on_dark_pages(tmp_path):
+    path = tmp_path / "chart.svg"
+    chart.draw(path, "the version", {"rows": [FIRST]})
+    style, shown = re.fullmatch("(.*)</style>(.*)", path.read_text(), re.DOTALL).groups()
+    assert "@media (prefers-color-scheme: dark)" in style
+    for part, colour in re.findall("(fill|stroke): (#[0-9a-f]{6})", shown):
+        assert f'[style*="{part}: {colour}"] {{{part}: {chart.DARK[colour]} !important}}' in style
+
+
+def test_the_table_of_tasks_has_means_worst_prompts_and_losses():
+    sampled = {**LAST, "mode": "sampled"}
+    raw, long = {"rows": [FIRST, LAST, sampled]}, {"rows": [LONG]}
+    assert tasks(raw, long).splitlines() == [
+        "| task | prompt lookup | ngramspec | its worst prompt | its best prompt |",
+        "| --- | --- | --- | --- | --- |",
+        "| edit code | 1.41 | 1.79 | 0.80 | 4.00 |",
+        "| long documents | 2.00 | 0.80 | 0.80 | 0.80 |",
+        "",
+        "ngramspec was slower than plain `generate` on 2 of 3 calls (prompt lookup: 0), and with"
+        " the models' own sampling settings on 1 of 1 calls (prompt lookup: 0).",
+        "",
+        "Speedups over plain `generate` of whole greedy calls in float32, as geometric means:"
+        " SmolLM2-135M (210 to 210 prompt tokens); long documents: SmolLM2-135M (4,010 to 4,010"
+        " prompt tokens).",
+    ]
+
+
+def test_the_table_of_batches_has_their_limit():
+    batch = {**LONG, "tokens_per_second": {"plain": 10, "ours": 15}}
+    assert "| SmolLM2-135M | answer | 4,000 | 1.50 | 2.00 |" in batches({"rows": [batch]})
