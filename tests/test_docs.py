@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -32,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "ngramspec"
 PAGES = sorted(DOCS.rglob("*.md"))
+INTERNALS = DOCS / "internals" / "index.md"
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -50,7 +52,7 @@ def links(path: Path) -> list[str]:
 
 def rows() -> dict[str, str]:
     """The list of the code layout: the contents of each folder or file, by its name."""
-    text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
+    text = INTERNALS.read_text(encoding="utf-8")
     return dict(re.findall(r"^- `([\w.]+)/?`: (.*)$", text, re.MULTILINE))
 
 
@@ -175,7 +177,7 @@ def test_the_layout_lists_every_folder_and_file_of_the_package():
 
 def answers() -> list[tuple[str, str, str]]:
     """The questions of a newcomer, with the name and the file that answer them."""
-    text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
+    text = INTERNALS.read_text(encoding="utf-8")
     return re.findall(r"^- (.*\?) `([\w.]+)` in `([\w/.]+)`$", text, re.MULTILINE)
 
 
@@ -194,17 +196,13 @@ SOURCES = "".join(
 NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")  # not a file's
 
 
-INTERNALS = sorted((DOCS / "internals").glob("*.md"))
-
-
-@pytest.mark.parametrize("path", INTERNALS, ids=name)
-def test_internals_name_what_is_there(path):
-    prose = FENCE.sub("", path.read_text(encoding="utf-8"))
+def test_internals_name_what_is_there():
+    prose = FENCE.sub("", INTERNALS.read_text(encoding="utf-8"))
     words = {word for each in NAME.findall(prose) for word in each.split(".")}
     assert [word for word in sorted(words) if not re.search(rf"\b{word}\b", SOURCES)] == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *INTERNALS], ids=name)
+@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", INTERNALS], ids=name)
 def test_contributing_and_internals_name_files_that_are_there(path):
     named = re.findall(r"`((?!build/)(?:[\w.]+/)+[\w.]+)`", path.read_text(encoding="utf-8"))
     roots = (ROOT, PACKAGE)
@@ -224,7 +222,7 @@ def test_recipes_print_what_they_show(smollm2, monkeypatch, capsys):
     names = {"__name__": "__main__"}
     exec(found[0][1], names)
     recipes = [(code, shown) for (_, code), (kind, shown) in pairwise(found) if kind == "text"]
-    assert len(recipes) == 4
+    assert len(recipes) == 2
     for code, shown in recipes:
         exec(code, names)
         assert lines(capsys.readouterr().out) == lines(shown)
@@ -315,9 +313,12 @@ def given(request, tmp_path, monkeypatch):
             return model if where == HUB or "gguf_file" in extra else plain(where, **extra)
 
         monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", read)
-        monkeypatch.setattr(
-            transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer
-        )
+        for auto, loaded in (
+            (transformers.AutoTokenizer, tokenizer),
+            (transformers.AutoModelForSeq2SeqLM, families.build("t5", vocab_size=97)),
+        ):
+            given = lambda *_, loaded=loaded, **__: loaded  # noqa: E731
+            monkeypatch.setattr(auto, "from_pretrained", given)
         pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
         return {
             **{"__name__": "__main__", "collections": collections, "np": np, "tenant": "one"},

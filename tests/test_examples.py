@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 from importlib.util import find_spec
 from pathlib import Path
 
+import families
 import pytest
 import transformers
 from any_model import tiny_chat
@@ -108,8 +109,8 @@ def docstring(name):
 
 
 def test_every_example_is_tested():
-    others = {"compare_servers", "grpo", "mlx_speed", "ray_summaries", "summarize_folder"}
-    others |= {"vllm_offline"}
+    others = {"compare_servers", "grpo", "mlx_speed", "ray_summaries", "summaries_batch"}
+    others |= {"summarize_folder", "vllm_offline"}
     assert {*LEAST, *others} == set(EXAMPLES)
     assert LEAST.keys() == SHORT.keys() | {"agent", "chat", "gpu"}
 
@@ -233,6 +234,18 @@ def test_a_folder_is_summarized_and_an_interrupted_run_continues(
     names = ["a.txt", "b.txt", "c.txt", "d.txt.error"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert "ValueError" in (out / "d.txt.error").read_text()
+
+
+def test_a_padded_batch_is_summarized_by_an_encoder_decoder_model(run, tmp_path):
+    """By a tiny random T5, whose text repeats itself."""
+    model, (_, tokenizer) = families.build("t5", vocab_size=97), tiny_chat()
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path)
+    printed = run("summaries_batch", "--model", tmp_path, "--max-new-tokens", 64)
+    *summaries, _, _, _ = printed.splitlines()
+    (tokens,) = re.findall(r" s\n(\d+\.\d) tokens per forward\nsame text: True\n$", printed)
+    assert sum(each.startswith("> ") for each in summaries) == 3
+    assert float(tokens) > 1.5
 
 
 FAKE_VLLM = """

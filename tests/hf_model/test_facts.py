@@ -191,11 +191,26 @@ def test_every_reason_names_values_that_exist():
     assert named <= {field.name for field in fields(Facts)}
 
 
+PAGE = runpy.run_path(str(DOCS / "abilities.py"))
+
+
 def test_the_page_has_the_table():
-    script = runpy.run_path(str(DOCS / "abilities.py"))
     text = (DOCS / "guide" / "compatibility.md").read_text(encoding="utf-8")
-    assert script["page"]() == text, "run python docs/abilities.py"
-    assert script["table"]() in text
+    assert PAGE["page"]() == text, "run python docs/abilities.py"
+    assert PAGE["table"]() in text
+
+
+def test_each_fact_is_in_one_line_of_the_table_or_left_out():
+    listed = [*PAGE["MODELS"].values(), *PAGE["CALLS"].values(), PAGE["LEFT_OUT"]]
+    assert sorted(sum(listed, ())) == sorted(CASES)
+
+
+def test_a_line_of_the_table_has_facts_that_rule_out_the_same():
+    recurrent, encodes = "{0.gap_obstacle}", "an encoder-decoder model"
+    same = (recurrent, "windows in layers of a type that is not known")
+    assert PAGE["ruled_out"](same) == "trees, ragged rows, joint steps, `width=N`"
+    with pytest.raises(ValueError, match="must rule out the same abilities"):
+        PAGE["ruled_out"]((recurrent, encodes))
 
 
 # How long a prompt is, and how long a draft may be, at each point of a generation
