@@ -6,6 +6,8 @@ The interface costs them what it costs ours: a call, an array and a Draft in eac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -18,6 +20,11 @@ from ngramspec.drafters.base import Drafter, DraftSession
 
 ARCTIC_DEPTH = 64
 ARCTIC_KEPT = 100_000  # responses: all
+
+# SGLang's defaults: ``speculative_ngram_*`` of srt/arg_groups/fields/spec.py; the number of tokens,
+# which includes the committed one, of ``_handle_ngram`` in srt/arg_groups/speculative_hook.py
+SGLANG_CAPACITY, SGLANG_DEPTH, SGLANG_BREADTHS, SGLANG_TOKENS = 10_000_000, 18, (1, 10), 12
+SGLANG_SOURCES = ("result", "trie", "suffix_automaton", "ngram", "ngram_corpus_ffi")
 
 
 class LookupSession(DraftSession):
@@ -106,10 +113,91 @@ class ArcticDrafter(Drafter):
         return ArcticSession(self.cache, next(self.requests), tokens, self.factor, self.trees)
 
 
+@cache
+def sglang_corpus() -> Any:
+    """The class of SGLang's corpus, compiled from its sources without importing sglang."""
+    import tvm_ffi.cpp
+
+    folder = f"{distribution('sglang').locate_file('sglang/kernels/jit')}"
+    module = tvm_ffi.cpp.load(
+        "ngram_corpus",
+        cpp_files=[f"{folder}/csrc/ngram_corpus/{name}.cpp" for name in SGLANG_SOURCES],
+        extra_cflags=["-std=c++20", "-O3"],
+        extra_include_paths=[f"{folder}/include"],
+    )
+    module.register_once()
+
+    @tvm_ffi.register_object("sgl.NgramCorpus")
+    class Corpus(tvm_ffi.Object): ...
+
+    return Corpus
+
+
+class SglangSession(DraftSession):
+    """One request in SGLang's corpus, read and written as ``NGRAMWorker`` does.
+
+    A step inserts the tail that it has drafted from, so its own tokens are inserted by the next
+    step. Only the last 17 tokens of a prompt are inserted. The worker fills each draft up to 11
+    nodes with token 0 after the committed tokens.
+    """
+
+    def __init__(self, corpus: Any, request: int, tokens: Int32) -> None:
+        self.corpus, self.request = corpus, np.array([request])
+        self.tail, self.length = tokens[-SGLANG_DEPTH:].copy(), len(tokens)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        found = np.zeros(SGLANG_TOKENS, np.int32)
+        mask = np.zeros(SGLANG_TOKENS**2, np.uint8)  # row i: the ancestors of node i, and itself
+        tail = self.tail, np.array([0, len(self.tail)])
+        self.corpus.synchronize()
+        self.corpus.batch_match_stateful(self.request, *tail, np.array([self.length]), found, mask)
+        self.corpus.async_insert(*tail)
+        ancestors = np.tril(mask.reshape(SGLANG_TOKENS, -1), -1)
+        parents = (ancestors * np.arange(SGLANG_TOKENS)).argmax(1) - 1  # the last ancestor
+        return Draft(found[1:], parents[1:].astype(np.int32)).first(gamma)
+
+    def extend(self, tokens: Int32) -> None:
+        self.tail = np.concatenate((self.tail, tokens))[-SGLANG_DEPTH:]
+        self.length += len(tokens)
+
+    def close(self) -> None:
+        # the scheduler overlaps steps, so the worker has begun another one when a request ends
+        self.corpus.async_insert(self.tail, np.array([0, len(self.tail)]))
+        self.corpus.erase_match_state(self.request)
+
+
+class SglangDrafter(Drafter):
+    """SGLang's NGRAM trees, with an empty corpus for each request, or one for all if ``kept``.
+
+    If it is not kept, only one session may be open at a time.
+    """
+
+    source_names = ("sglang",)
+
+    def __init__(self, kept: bool = False) -> None:
+        self.kept, self.requests = kept, count()
+
+    @cached_property
+    def corpus(self) -> Any:
+        """The corpus, which takes 1.8 GB; matched by recency ("BFS"), without external ones."""
+        lengths = SGLANG_CAPACITY, SGLANG_DEPTH, *SGLANG_BREADTHS, SGLANG_TOKENS
+        return sglang_corpus()(*lengths, 0, 0, 0)
+
+    def with_stores(self, stores: Sequence[Any]) -> SglangDrafter:
+        """One like this that keeps the corpus, as the server does; it reads no other."""
+        return SglangDrafter(kept=True)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        if not self.kept:
+            self.corpus.synchronize()
+            self.corpus.reset()
+        return SglangSession(self.corpus, next(self.requests), tokens)
+
+
 # name -> how a drafter is made, and the gamma it is asked for
 Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
-ARCTIC, TRANSFORMERS = "arctic_inference", "transformers"
+ARCTIC, SGLANG, TRANSFORMERS = "arctic_inference", "sglang", "transformers"
 PEERS: dict[str, Contenders] = {  # by the package that they come from
     TRANSFORMERS: {"prompt lookup (transformers)": (LookupDrafter, 10)},
     ARCTIC: {
@@ -117,10 +205,12 @@ PEERS: dict[str, Contenders] = {  # by the package that they come from
         "arctic, factor 16": (lambda: ArcticDrafter(16.0), 64),
         "arctic tree, factor 16": (lambda: ArcticDrafter(16.0, trees=True), 64),
     },
+    SGLANG: {"sglang tree": (SglangDrafter, SGLANG_TOKENS - 1)},
 }
 INSTALL = {
     TRANSFORMERS: "pip install transformers",
     ARCTIC: "pip install --no-deps arctic-inference==0.3.0",
+    SGLANG: "pip install --no-deps sglang==0.5.23 apache-tvm-ffi ninja, and a C++20 compiler",
 }
 
 
