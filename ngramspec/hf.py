@@ -79,10 +79,7 @@ def speculate(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a call of a model's ``generate``, here ``plain``, unless it has a ``custom_generate``.
-
-    By default, unsupported calls run without speculation.
-    """
+    """Run a call of ``generate``, here ``plain``, with its own ``custom_generate`` or with ours."""
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
     with end_streamer_on_error(kwargs):
@@ -100,10 +97,7 @@ def run_in_hook(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Let a model's ``generate``, here ``plain``, prepare a call, and return what decodes it.
-
-    Unsupported calls raise an UnsupportedError.
-    """
+    """The result of ``decode`` for a call that a model's ``generate``, here ``plain``, prepares."""
     with end_streamer_on_error(kwargs):
         call = GenerateArguments(plain, model, args, kwargs)
         refused = version_fault() or call.refused()
@@ -116,8 +110,8 @@ def run_in_hook(
 def checked(given: Speculator | None) -> Speculator:
     """The given Speculator, or a new one for None; anything else is a TypeError."""
     if given is not None and not isinstance(given, Speculator):
-        name = type(given).__name__
-        raise TypeError(f"speculator must be a Speculator or None, got {name}")
+        kind = "the class; pass Speculator()" if given is Speculator else type(given).__name__
+        raise TypeError(f"speculator must be a Speculator or None, got {kind}")
     return Speculator() if given is None else given
 
 
@@ -165,11 +159,7 @@ class GenerateArguments:
         self.args = args[:stay]
 
     def _positional(self) -> list[inspect.Parameter]:
-        """The positional parameters of the model's ``generate``.
-
-        A ``generate(*args)`` is assumed to pass them on to the ``generate`` of the model's class,
-        of the model inside an adapter, or of transformers, in this order.
-        """
+        """The positional parameters of ``generate``, or of the one that takes its ``*args``."""
         from transformers import GenerationMixin
 
         model = self.model
@@ -251,10 +241,8 @@ class GenerateArguments:
     ) -> tuple[Any, bool]:
         """Call ``generate`` with a hook; return its output, and whether it called the hook.
 
-        The hook decodes a request with ``head``, which drafts in addition to the drafter.
-
-        transformers calls the hook instead of its own decoding loop, with the arguments that its
-        signature names, and drops some of them. A NoHookError says that ``generate`` refuses it.
+        The hook replaces transformers' decoding loop, and gets the arguments in its signature but
+        those that transformers drops. A NoHookError says that ``generate`` refuses it.
         """
         generate_makes_cache, called = given_cache(self.kwargs) is None, False
         dropped = {"streamer": self.kwargs.get("streamer")}
@@ -365,12 +353,7 @@ DEPENDENT = {
 
 
 def requested_head(assistant: Any, use_mtp: Any) -> ModelDrafter | None:
-    """The head for a call's ``assistant_model`` and ``use_mtp``; None: it asks for none.
-
-    Raises:
-        TypeError: the assistant is no model and no path.
-        UnsupportedError: both are asked for, or the assistant cannot draft here.
-    """
+    """The head for a call's ``assistant_model`` and ``use_mtp``; None: it asks for none."""
     if assistant is None:
         return mtp_head(use_mtp)
     if use_mtp:
@@ -439,10 +422,7 @@ class PatchedGenerate:
 
 
 class PatchedBatch(PatchedGenerate):
-    """Replaces an enabled model's ``generate_batch``, to log that it does not speculate.
-
-    transformers' continuous batching never calls ``generate``. ``patched`` has the Speculators.
-    """
+    """Replaces ``generate_batch``, which never calls ``generate``, to log that it is not faster."""
 
     def __init__(self, patched: PatchedGenerate) -> None:
         model = patched.model
@@ -595,17 +575,3 @@ def _unwrapped(model: Any) -> Any:
         hint = next((f"; pass its .{name}" for name in inner), "")
         raise TypeError(f"model must be a transformers model, got {type(model).__name__}{hint}")
     return model
-
-
-@contextmanager
-def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
-    """``enable`` for a block.
-
-    Yields:
-        The Speculator, for example to read its ``stats`` or replace its drafter.
-
-    Example:
-        ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
-    """
-    with enable(model, speculator) as handle:
-        yield handle.speculator

@@ -1,4 +1,4 @@
-"""The options of a Speculator: their names, defaults, bounds, documentation, presets and files."""
+"""The options of a Speculator: their names, defaults, bounds, presets and files."""
 
 from __future__ import annotations
 
@@ -40,27 +40,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 T = TypeVar("T")
 
 
-def option(
-    *,
-    default: T,
-    doc: str,
-    words: Sequence[object] = (),
-    low: int | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    page: str = "",
-) -> T:
-    """Declare an option: one of ``words``, an integer in low..high, or a number > above, <= high.
-
-    Without ``high``, other options limit it. ``page``: the page of the guide about it.
-    """
-    bounds = {"words": words, "low": low, "above": above, "high": high}
-    found: T = field(default=default, metadata={"doc": doc, "page": page, "bounds": bounds})
+def option(default: T, **bounds: Any) -> T:
+    """Declare an option with its default and its bounds, which ``_checked`` describes."""
+    found: T = field(default=default, metadata=bounds)
     return found
 
 
-def _checked(name: str, value: object, words: Any, low: Any, above: Any, high: Any) -> object:
-    """The value if it is one of the words or within the bounds; see ``option``."""
+def _checked(
+    name: str, value: object, words: Any = (), low: Any = None, above: Any = None, high: Any = None
+) -> object:
+    """The value: one of ``words``, an integer in low..high, or a number > above and <= high."""
     if above is not None:
         return check_real(name, value, above, high)
     if any(type(value) is type(each) and value == each for each in words):
@@ -70,7 +59,7 @@ def _checked(name: str, value: object, words: Any, low: Any, above: Any, high: A
     if low is not None:
         if words and isinstance(value, str):
             raise ValueError(message)
-        return value if high is None else check_int(name, value, low, high)
+        return value if high is None else check_int(name, value, low, high)  # else others limit it
     if None in words:
         known_type = any(type(value) is type(each) for each in words)
         raise (ValueError if known_type else TypeError)(message)
@@ -81,7 +70,7 @@ def _checked(name: str, value: object, words: Any, low: Any, above: Any, high: A
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """The arguments of a Speculator, checked when they are made.
+    """The arguments of a Speculator, which documents them, checked when they are made.
 
     ``drafter`` becomes the Drafter that was built, and ``stores`` what it drafts from.
 
@@ -90,123 +79,27 @@ class Options:
         ValueError: an option is out of bounds, or two options exclude each other.
     """
 
-    drafter: str | Drafter = option(
-        default="auto",
-        doc="the draft sources: a string for build_drafter, or a Drafter",
-        page="#drafters",
-    )
-    gamma: int | GammaRule = option(
-        default="auto",
-        words=GAMMA_WORDS,
-        low=1,
-        doc="draft tokens per step (num_speculative_tokens). An integer is a fixed number, at most"
-        ' gamma_max. "heuristic": the number grows while whole drafts are accepted. "threshold": a'
-        " chain ends before the first token whose confidence is below an adaptive threshold."
-        ' "auto": the number that maximizes expected tokens per second, by costs measured during'
-        ' decoding. With "auto" the prefill also verifies a draft after the prompt, and drafters'
-        ' without estimates use "heuristic"',
-    )
+    drafter: str | Drafter = option("auto")
+    gamma: int | GammaRule = option("auto", words=GAMMA_WORDS, low=1)
     _: KW_ONLY
-    gamma_max: int = option(
-        default=64, low=1, high=4096, doc="the maximum number of draft tokens per step"
-    )
-    tree: int | Literal["auto"] | None = option(
-        default="auto",
-        words=("auto", None),
-        low=1,
-        high=4096,
-        doc='"auto": drafts get branches where these are worth their cost; needs gamma="auto" and'
-        ' width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and N'
-        " replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,"
-        " stats.limits has the reason",
-        page="gpu.md#trees",
-    )
-    verification: Verification = option(
-        default="exact",
-        words=get_args(Verification),
-        doc='"exact": the output has the target\'s text (greedy) or distribution (sampled).'
-        ' "match": also, stochastic drafts give plain generate\'s text for the same seed, because'
-        ' draft probabilities are ignored. "typical": tokens that are probable enough under the'
-        " target are accepted, which changes the distribution",
-        page="text.md#sampling",
-    )
-    lenience: float = option(
-        default=1.0,
-        above=0.0,
-        high=1.0,
-        doc='l, for verification "exact". Below 1 a draft token is accepted if p(x) >= l max p'
-        " (greedy), or with probability min(1, p / (l q)) (sampled). No token's probability exceeds"
-        " p / l, and the output's distribution changes",
-    )
-    epsilon: float = option(
-        default=0.09,
-        above=0.0,
-        high=1.0,
-        doc='for verification "typical". The threshold is min(epsilon, delta exp(-H)), where H is'
-        " the target distribution's entropy in nats",
-    )
-    delta: float = option(
-        default=0.3, above=0.0, high=1.0, doc='for verification "typical"; see epsilon'
-    )
-    costs: str | Path | None = option(
-        default=None,
-        doc='a file written by ngramspec calibrate with initial costs for gamma="auto". None:'
-        " assumed costs. Measured step times correct both. A file of another model, machine or"
-        " version is ignored, and so is any file for batches and static caches (logged once)",
-        page="#saved-costs",
-    )
-    width: int | Literal["fit"] = option(
-        default="fit",
-        words=("fit",),
-        low=WIDTH_MULTIPLE,
-        high=4096,
-        doc='positions of each forward after the prefill. "fit": as many as the draft needs. N, a'
-        " multiple of 8: forwards are padded to N positions, so that the text is independent of the"
-        " drafts in bfloat16, too (sampled text: if drafts are deterministic or verification is"
-        ' "match"). N needs a batch of one, and a static cache or, on a CPU, a dynamic cache with'
-        " eager attention",
-        page="text.md#fixed-width",
-    )
-    compiled: bool | None = option(
-        default=None,
-        words=(True, False, None),
-        doc="whether forwards after the prefill run as compiled graphs, which needs a static cache."
-        " None: where the baseline compiles (GPUs with static caches), with the call's"
-        ' compile_config. True: on a CPU, too. False: never. With width="fit", forwards over static'
-        " caches are padded to at most four widths. With CUDA graphs, calls must not overlap",
-        page="gpu.md#compiled-forwards",
-    )
-    policy: Policy = option(
-        default="value",
-        words=POLICIES,
-        doc='how several sources are combined. "value": the most probable token at each position,'
-        ' from any source. "priority": the sources in their order. See build_drafter',
-    )
-    calibration: Calibrated = option(
-        default="shared",
-        words=CALIBRATIONS,
-        doc='"shared": calls share the learned estimates of how often drafts are right, without any'
-        ' text. "request": no call\'s drafts depend on another call',
-    )
-    unsupported: Unsupported | None = option(
-        default=None,
-        words=(*get_args(Unsupported), None),
-        doc='what to do with requests that do not support speculation. "error": raise an'
-        ' UnsupportedError. "plain": let transformers decode them, which is logged once. None:'
-        ' "plain" for enable, enabled and wrapped folders, else "error"',
-    )
-    stores: Sequence[Store] = option(
-        default=(),
-        doc="draft sources besides a request's own text: corpora, paths, shared namespaces",
-        page="stores.md",
-    )
-    on_step: Callable[[StepEvent], None] | None = option(
-        default=None, doc="called with a StepEvent after the prefill and after every step"
-    )
+    gamma_max: int = option(64, low=1, high=4096)
+    tree: int | Literal["auto"] | None = option("auto", words=("auto", None), low=1, high=4096)
+    verification: Verification = option("exact", words=get_args(Verification))
+    lenience: float = option(1.0, above=0.0, high=1.0)
+    epsilon: float = option(0.09, above=0.0, high=1.0)
+    delta: float = option(0.3, above=0.0, high=1.0)
+    costs: str | Path | None = option(None)
+    width: int | Literal["fit"] = option("fit", words=("fit",), low=WIDTH_MULTIPLE, high=4096)
+    compiled: bool | None = option(None, words=(True, False, None))
+    policy: Policy = option("value", words=POLICIES)
+    calibration: Calibrated = option("shared", words=CALIBRATIONS)
+    unsupported: Unsupported | None = option(None, words=(*get_args(Unsupported), None))
+    stores: Sequence[Store] = option(())
+    on_step: Callable[[StepEvent], None] | None = option(None)
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value = _checked(each.name, getattr(self, each.name), **each.metadata["bounds"])
+            value = _checked(each.name, getattr(self, each.name), **each.metadata)
             self._set(each.name, value)
         if not isinstance(self.gamma, str):
             self._set("gamma", check_int("gamma", self.gamma, 1, self.longest))
@@ -291,32 +184,21 @@ class Options:
         return {"drafter": drafter.spec} | {name: getattr(self, name) for name in PLAIN} | stores
 
     def __repr__(self) -> str:
-        drafter = self.drafter
+        drafter, auto = self.drafter, str(build_drafter("auto", policy=self.policy).spec)
         assert isinstance(drafter, Drafter)
-        shown = [repr(drafter.spec or drafter)]
+        spec = drafter.spec
+        if spec is not None and spec.startswith(auto):
+            spec = "auto" + spec.removeprefix(auto)
+        shown = [repr(spec or drafter)]
         shown += [f"stores={list(self.stores)!r}"] if self.stores else []
         values = {name: getattr(self, name) for name in PLAIN}
         changed = (f"{name}={value!r}" for name, value in values.items() if value != DEFAULTS[name])
         return f"Speculator({', '.join([*shown, *changed])})"
 
 
-_FIELDS = fields(Options)
-DEFAULTS: dict[str, Any] = {each.name: each.default for each in _FIELDS}
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Options)}
 NAMES = tuple(DEFAULTS)
 PLAIN = tuple(name for name in NAMES if name not in ("drafter", "stores", "on_step"))
-
-
-def documentation() -> dict[str, tuple[str, str]]:
-    """What each option means with its bounds, and the page of the guide about it, by name."""
-    found = {}
-    for each in _FIELDS:
-        bounds, doc = each.metadata["bounds"], each.metadata["doc"]
-        if bounds["low"] is not None and bounds["high"] is not None:
-            doc = f"{doc}. Integers lie in {bounds['low']}..{bounds['high']}"
-        if bounds["above"] is not None:
-            doc = f"{doc}. It is > {bounds['above']:g} and <= {bounds['high']:g}"
-        found[each.name] = (f"{doc}.", each.metadata["page"])
-    return found
 
 
 def options_file(folder: Path) -> Path:

@@ -6,12 +6,12 @@ import copy
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
@@ -25,7 +25,6 @@ from ngramspec.options import (
     Options,
     Unsupported,
     Verification,
-    documentation,
     find_options,
     options_file,
 )
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ngramspec")
 T = TypeVar("T")
 
+GAMMA_NAMES = ("num_speculative_tokens", "num_assistant_tokens", "prompt_lookup_num_tokens")
 # Attributes that a copy does not share with the original.
 LOCKS = ("_lock", "_assigning")
 NOT_COPIED = (*LOCKS, "_options", "stats", "observer", "_prefill_length", "_logged", "_heads")
-MEANINGS = "".join(f"        {name}: {doc}\n" for name, (doc, _) in documentation().items())
 
 
 class Setting(Generic[T]):
@@ -63,8 +62,8 @@ class Setting(Generic[T]):
         speculator.assign(self._name, value)
 
 
-class Speculator:  # noqa: D101 - its docstring has the options
-    __doc__ = f"""Speculative decoding without a draft model, as transformers' ``custom_generate``.
+class Speculator:
+    """Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
     A Speculator is reusable and thread-safe: each call keeps its own state, and ``stats`` sums up
     all calls. The arguments are also attributes, which can be assigned: the value is checked, and
@@ -72,7 +71,51 @@ class Speculator:  # noqa: D101 - its docstring has the options
     and no learned state. A copy shares ``on_step``.
 
     Args:
-{MEANINGS}
+        drafter: the draft sources: a string for build_drafter, or a Drafter.
+        gamma: draft tokens per step (num_speculative_tokens). An integer is a fixed number, at most
+            gamma_max. "heuristic": the number grows while whole drafts are accepted. "threshold": a
+            chain ends before the first token whose confidence is below an adaptive threshold.
+            "auto": the number that maximizes expected tokens per second, by costs measured during
+            decoding. With "auto" the prefill also verifies a draft after the prompt, and drafters
+            without estimates use "heuristic".
+        gamma_max: the maximum number of draft tokens per step. Integers lie in 1..4096.
+        tree: "auto": drafts get branches where these are worth their cost; needs gamma="auto" and
+            width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and
+            N replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,
+            stats.limits has the reason. Integers lie in 1..4096.
+        verification: "exact": the output has the target's text (greedy) or distribution (sampled).
+            "match": also, stochastic drafts give plain generate's text for the same seed, because
+            draft probabilities are ignored. "typical": tokens that are probable enough under the
+            target are accepted, which changes the distribution.
+        lenience: l, for verification "exact". Below 1 a draft token is accepted if p(x) >= l max p
+            (greedy), or with probability min(1, p / (l q)) (sampled). No token's probability
+            exceeds p / l, and the output's distribution changes. It is > 0 and <= 1.
+        epsilon: for verification "typical". The threshold is min(epsilon, delta exp(-H)), where H
+            is the target distribution's entropy in nats. It is > 0 and <= 1.
+        delta: for verification "typical"; see epsilon. It is > 0 and <= 1.
+        costs: a file written by ngramspec calibrate with initial costs for gamma="auto". None:
+            assumed costs. Measured step times correct both. A file of another model, machine or
+            version is ignored, and so is any file for batches and static caches (logged once).
+        width: positions of each forward after the prefill. "fit": as many as the draft needs. N, a
+            multiple of 8: forwards are padded to N positions, so that the text is independent of
+            the drafts in bfloat16, too (sampled text: if drafts are deterministic or verification
+            is "match"). N needs a batch of one, and a static cache or, on a CPU, a dynamic cache
+            with eager attention. Integers lie in 8..4096.
+        compiled: whether forwards after the prefill run as compiled graphs, which needs a static
+            cache. None: where the baseline compiles (GPUs with static caches), with the call's
+            compile_config. True: on a CPU, too. False: never. With width="fit", forwards over
+            static caches are padded to at most four widths. With CUDA graphs, calls must not
+            overlap.
+        policy: how several sources are combined. "value": the most probable token at each position,
+            from any source. "priority": the sources in their order. See build_drafter.
+        calibration: "shared": calls share the learned estimates of how often drafts are right,
+            without any text. "request": no call's drafts depend on another call.
+        unsupported: what to do with requests that do not support speculation. "error": raise an
+            UnsupportedError. "plain": let transformers decode them, which is logged once. None:
+            "plain" for enable and wrapped folders, else "error".
+        stores: draft sources besides a request's own text: corpora, paths, shared namespaces.
+        on_step: called with a StepEvent after the prefill and after every step.
+
     Attributes:
         options: all arguments in one frozen object.
         stats (DecodeStats): counts and times of all calls since the last ``reset``.
@@ -126,7 +169,10 @@ class Speculator:  # noqa: D101 - its docstring has the options
         unsupported: Unsupported | None = None,
         stores: Sequence[Store] = (),
         on_step: Callable[[StepEvent], None] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise TypeError(_unknown_argument(unknown))
         self._begin(
             Options(
                 drafter,
@@ -317,14 +363,16 @@ class Speculator:  # noqa: D101 - its docstring has the options
         """Decode a call that ``model.generate(custom_generate=self)`` has prepared.
 
         transformers does not pass streamer, tokenizer and synced_gpus to a callable, and rejects
-        stop_strings. ``ngramspec.generate`` and ``enabled`` support all four.
+        stop_strings. ``ngramspec.generate`` and ``enable`` support all four.
 
         Args:
             model: a transformers model.
             input_ids: the prompt, int64 (batch, n).
             logits_processor: as in ``generate``.
             stopping_criteria: as in ``generate``.
-            generation_config, streamer, synced_gpus: as in ``generate``.
+            generation_config: as in ``generate``.
+            streamer: as in ``generate``.
+            synced_gpus: as in ``generate``.
             reference_ids: text that the output probably resembles: token ids, or several sequences
                 of them. Drafters read it as if it preceded the prompt.
             stores: this call's stores, instead of the Speculator's. A list of lists has an entry
@@ -401,10 +449,7 @@ class Speculator:  # noqa: D101 - its docstring has the options
     def request(
         self, head: ModelDrafter | None = None, *, unsupported: str = "error", **arguments: Any
     ) -> Request:
-        """The request of a call that begins now, with the ``arguments`` of ``__call__``.
-
-        ``head`` drafts in addition to the drafter. ``unsupported`` is used if the option is None.
-        """
+        """A call's request. ``head`` drafts, too; ``unsupported`` is used if the option is None."""
         from ngramspec.decoding.request import Request
 
         options, shared = self.options, self.options.calibration == "shared"
@@ -420,6 +465,15 @@ class Speculator:  # noqa: D101 - its docstring has the options
             count=self.count,
             log_once=self.log_once,
         )
+
+
+def _unknown_argument(names: Collection[str]) -> str:
+    """The error about unknown arguments of a Speculator."""
+    if "logits_processor" in names:  # generate calls the class
+        return "custom_generate is the class Speculator; pass custom_generate=Speculator()"
+    name = next(iter(names))
+    hint = "; the number of draft tokens per step is gamma" if name in GAMMA_NAMES else ""
+    return f"Speculator got an unexpected keyword argument {name!r}{hint}"
 
 
 def _saved_costs(options: Options) -> SavedCosts | None:

@@ -15,6 +15,9 @@ class Missing:
         if package in {packages!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=package)
 sys.meta_path.insert(0, Missing())
+from importlib import util
+find_spec = util.find_spec
+util.find_spec = lambda name: None if name in {packages!r} else find_spec(name)
 """
 
 

@@ -38,9 +38,9 @@ def text_and_calls(ids, speculator, model, **kwargs):
 
 
 def three_ways(model, *args, speculator, **kwargs):
-    """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
+    """The outputs of the hook, of ngramspec.generate and of enable, for the same arguments."""
     yield model.generate(*args, custom_generate=speculator, **kwargs)
     yield ngramspec.generate(model, *args, speculator=speculator, **kwargs)
-    with ngramspec.enabled(model, speculator):
+    with ngramspec.enable(model, speculator):
         yield model.generate(*args, **kwargs)
     assert "generate" not in vars(model)

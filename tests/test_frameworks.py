@@ -58,7 +58,7 @@ def test_text_generation_pipeline(what):
     plain = pipe(inputs, **kwargs)
     hook, with_block = (Speculator(random_drafter(VOCAB), 4) for _ in range(2))
     assert pipe(inputs, custom_generate=hook, **kwargs) == plain
-    with ngramspec.enabled(pipe.model, with_block):
+    with ngramspec.enable(pipe.model, with_block):
         assert pipe(inputs, **kwargs) == plain
         torch.manual_seed(5)
         sampled = pipe(TEXTS[0], max_new_tokens=12)  # pipelines may sample by default
@@ -135,9 +135,9 @@ def test_adapters_that_transformers_put_on():
 def test_enabled_on_an_adapter_s_inner_model():
     model = adapted(**LORA)
     plain = model.generate(PROMPT, **GREEDY)
-    with ngramspec.enabled(model.get_base_model()) as speculator:
+    with ngramspec.enable(model.get_base_model()) as handle:
         assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
-    assert speculator.stats.runs == 1
+    assert handle.stats.runs == 1
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_compiled_model():
 
 def test_enabled_twice_on_a_compiled_model():
     model = torch.compile(tiny_llama(), backend="eager")
-    with ngramspec.enabled(model) as outer:
-        with ngramspec.enabled(model, Speculator("none")) as inner:
+    with ngramspec.enable(model) as outer:
+        with ngramspec.enable(model, Speculator("none")) as inner:
             model.generate(PROMPT, **GREEDY)
         model.generate(PROMPT, **GREEDY)
     model.generate(PROMPT, **GREEDY)

@@ -68,7 +68,7 @@ def test_stop_strings(where):
     for drafter in ("auto", oracle(free[0].tolist())):
         speculator = Speculator(drafter, 8)
         assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
-        with ngramspec.enabled(model, speculator):
+        with ngramspec.enable(model, speculator):
             assert torch.equal(plain, model.generate(**kwargs))
     if where == "config":
         assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
@@ -81,9 +81,9 @@ def test_enabled_puts_back_what_was_there(own):
     if own:
         model.generate = partial(type(model).generate, model)
     before = model.generate
-    with pytest.raises(KeyError), ngramspec.enabled(model) as outer:  # noqa: PT012
+    with pytest.raises(KeyError), ngramspec.enable(model) as outer:  # noqa: PT012
         first = model.generate
-        with ngramspec.enabled(model, Speculator("none")) as inner:
+        with ngramspec.enable(model, Speculator("none")) as inner:
             model.generate(PROMPT, max_new_tokens=3, do_sample=False)
             assert (outer.stats.runs, inner.stats.runs) == (0, 1)
         assert model.generate == first
@@ -94,13 +94,17 @@ def test_enabled_puts_back_what_was_there(own):
 
 def test_enabled_leaves_a_call_with_its_own_custom_generate_alone(tiny):
     mine = Speculator("none")
-    with ngramspec.enabled(tiny) as speculator:
+    with ngramspec.enable(tiny) as handle:
         tiny.generate(PROMPT, max_new_tokens=3, do_sample=False, custom_generate=mine)
-    assert (speculator.stats.runs, mine.stats.runs) == (0, 1)
+    assert (handle.stats.runs, mine.stats.runs) == (0, 1)
     with pytest.raises(ValueError, match="custom_generate"):
         ngramspec.generate(tiny, PROMPT, custom_generate=mine)
     with pytest.raises(TypeError, match="speculator must be a Speculator"):
         ngramspec.generate(tiny, PROMPT, speculator="auto")
+    with pytest.raises(TypeError, match=r"the class; pass Speculator\(\)"):
+        ngramspec.enable(tiny, Speculator)
+    with pytest.raises(TypeError, match=r"pass custom_generate=Speculator\(\)"):
+        tiny.generate(PROMPT, custom_generate=Speculator)
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])
@@ -124,7 +128,7 @@ def test_no_prompt_at_all_starts_from_bos(tiny):
     assert torch.equal(plain, ngramspec.generate(tiny, max_new_tokens=12, do_sample=False))
 
 
-# The patched ``generate`` of ``enabled``
+# The patched ``generate`` of ``enable``
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
@@ -157,8 +161,9 @@ def test_blocks_that_overlap_end_in_any_order(model, order):
     speculators = [Speculator("none") for _ in range(3)]
     blocks = []
     for i, speculator in enumerate(speculators):
-        blocks.append(ngramspec.enabled(model, speculator))
-        assert blocks[-1].__enter__() is speculator
+        blocks.append(ngramspec.enable(model, speculator))
+        assert blocks[-1].__enter__() is blocks[-1]
+        assert blocks[-1].speculator is speculator
         assert deciding(model, speculators) == i
     going = [0, 1, 2]
     for i in order:
@@ -192,9 +197,9 @@ def test_disable_ends_all_handles_of_a_model(model):
     """Also handles that were not kept, ``with`` blocks, and those under another wrapper."""
     original, other = model.generate, copy.deepcopy(model)
     ngramspec.disable(model)  # nothing is on
-    with ngramspec.enabled(other) as separate, ngramspec.enabled(model) as outer:
+    with ngramspec.enable(other) as separate, ngramspec.enable(model) as outer:
         ngramspec.enable(model)
-        with ngramspec.enabled(model) as inner:
+        with ngramspec.enable(model) as inner:
             below = model.generate
             model.generate = lambda *args, **kwargs: below(*args, **kwargs)
             above = ngramspec.enable(model)
@@ -202,7 +207,7 @@ def test_disable_ends_all_handles_of_a_model(model):
             model.generate(PROMPT, **GREEDY)
             assert [each.stats.runs for each in (outer, inner, above)] == [0, 0, 0]
             del model.generate
-            with ngramspec.enabled(model) as again:
+            with ngramspec.enable(model) as again:
                 model.generate(PROMPT, **GREEDY)
             assert again.stats.runs == 1
         other.generate(PROMPT, **GREEDY)
@@ -242,7 +247,7 @@ def test_no_block_is_lost_among_threads(model):
 
     def work():
         for _ in range(300):
-            with ngramspec.enabled(model, speculator):
+            with ngramspec.enable(model, speculator):
                 if "generate" not in vars(model):
                     lost.append(1)
 
@@ -266,7 +271,7 @@ def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
     expected = model.generate(PROMPT, **GREEDY)
     speculators = [Speculator("none"), Speculator("none")]
     calls = []
-    with ngramspec.enabled(model, speculators[0]):
+    with ngramspec.enable(model, speculators[0]):
         inside = model.generate
 
         def wrapper(*args, **kwargs):
@@ -275,7 +280,7 @@ def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
 
         model.generate = wrapper
         assert deciding(model, speculators) == 0
-        with ngramspec.enabled(model, speculators[1]):
+        with ngramspec.enable(model, speculators[1]):
             assert deciding(model, speculators) == 1
         assert model.generate is wrapper
         assert deciding(model, speculators) == 0
@@ -284,7 +289,7 @@ def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
     assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
     assert [each.stats.runs for each in speculators] == [2, 1]
     del model.generate
-    with ngramspec.enabled(model):
+    with ngramspec.enable(model):
         del model.generate
     assert "generate" not in vars(model)
 
@@ -309,12 +314,12 @@ def test_a_copy_made_inside_a_block_is_a_plain_model_of_its_own(model, how, own)
     if own:
         model.generate = partial(type(model).generate, model)
     expected = model.generate(PROMPT, **GREEDY)
-    with ngramspec.enabled(model, Speculator("none")) as speculator:
+    with ngramspec.enable(model, Speculator("none")) as handle:
         other = COPIES[how](model)
         assert torch.equal(other.generate(PROMPT, **GREEDY), expected)
         spoil(other)
         inside = other.generate(PROMPT, **GREEDY)
-        assert speculator.stats.runs == 0
+        assert handle.stats.runs == 0
         assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
     outside = tiny_llama()
     outside.load_state_dict(other.state_dict())
@@ -325,17 +330,17 @@ def test_a_copy_made_inside_a_block_is_a_plain_model_of_its_own(model, how, own)
     with torch.no_grad():
         other.lm_head.weight.zero_()
     assert torch.equal(again.generate(PROMPT, **GREEDY), inside)
-    with ngramspec.enabled(again, Speculator("none")) as speculator:
-        assert deciding(again, [speculator]) == 0
-    assert deciding(again, [speculator]) is None
+    with ngramspec.enable(again, Speculator("none")) as handle:
+        assert deciding(again, [handle]) == 0
+    assert deciding(again, [handle]) is None
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_a_copy_s_blocks_are_its_own(model, duplicate):
     speculators = [Speculator("none"), Speculator("none")]
-    with ngramspec.enabled(model, speculators[0]):
+    with ngramspec.enable(model, speculators[0]):
         other = duplicate(model)
-        with ngramspec.enabled(other, speculators[1]):
+        with ngramspec.enable(other, speculators[1]):
             assert deciding(model, speculators) == 0
             assert deciding(other, speculators) == 1
     assert torch.equal(model.generate(PROMPT, **GREEDY), other.generate(PROMPT, **GREEDY))
@@ -344,7 +349,7 @@ def test_a_copy_s_blocks_are_its_own(model, duplicate):
 
 def test_the_patched_generate_looks_like_the_original(model):
     plain = model.generate
-    with ngramspec.enabled(model):
+    with ngramspec.enable(model):
         assert inspect.signature(model.generate) == inspect.signature(plain)
         assert model.generate.__name__ == "generate"
         assert model.generate.__doc__ == plain.__doc__
@@ -355,7 +360,7 @@ def test_a_forgotten_block_may_end_while_another_is_entered():
     model = tiny_llama()
 
     def entered():
-        with hf._lock, ngramspec.enabled(model):
+        with hf._lock, ngramspec.enable(model):
             pass
 
     thread = threading.Thread(target=entered, daemon=True)

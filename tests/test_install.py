@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
 import numpy as np
 import pytest
+from setuptools import Distribution
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError
 
 import ngramspec
 
@@ -46,6 +52,31 @@ def documented() -> list[list[str]]:
 
 def test_the_page_says_how_to_install():
     assert documented() == [["install", "numpy", "xxhash"], ["install", "--no-deps", "."]]
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "line"),
+    [
+        ("linux", {"ID": "ubuntu", "ID_LIKE": "debian"}, "sudo apt-get install build-essential"),
+        ("linux", {"ID": "fedora"}, "sudo dnf install gcc python3-devel"),
+        ("linux", {"ID": "void"}, "install gcc or clang"),
+        ("darwin", {}, "xcode-select --install"),
+    ],
+)
+def test_a_build_without_a_compiler_says_how_to_install_one(system, release, line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["setup.py", "--quiet", "--name"])
+    monkeypatch.setenv("NGRAMSPEC_COMPILE", "0")
+    build = runpy.run_path("setup.py")["BuildExtensions"](Distribution())
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
+
+    def fails(build):
+        raise CCompilerError("command 'cc' failed: No such file or directory")
+
+    monkeypatch.setattr(build_ext, "run", fails)
+    with pytest.raises(SystemExit, match=f"command 'cc' failed.*\n.* needs a C compiler.*{line}"):
+        build.run()
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import runpy
-from dataclasses import FrozenInstanceError
-from inspect import signature
+from dataclasses import FrozenInstanceError, fields
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,21 @@ OTHER["unsupported"] = "plain"
 
 
 def test_a_speculator_has_the_arguments_of_options_and_their_documentation():
-    arguments = signature(Speculator).parameters
-    assert {name: each.default for name, each in arguments.items()} == DEFAULTS
-    positional = [each for each in arguments.values() if each.kind is not each.KEYWORD_ONLY]
+    arguments = [*signature(Speculator).parameters.values()]
+    assert arguments.pop().kind is Parameter.VAR_KEYWORD  # names that are refused
+    assert {each.name: each.default for each in arguments} == DEFAULTS
+    positional = [each for each in arguments if each.kind is not each.KEYWORD_ONLY]
     assert [each.name for each in positional] == ["drafter", "gamma"]
     assert set(Speculator("copy").to_dict()) == set(NAMES) - {"on_step", "stores"}
-    assert all(f"\n        {name}: " in Speculator.__doc__ for name in NAMES)
+    documented = getdoc(Speculator)
+    for each in fields(Options):
+        begin = documented.index(f"\n    {each.name}: ")
+        text = documented[begin:].partition(".\n")[0]
+        low, high, above = map(each.metadata.get, ("low", "high", "above"))
+        if None not in (low, high):
+            assert text.endswith(f"Integers lie in {low}..{high}"), each.name
+        if above is not None:
+            assert text.endswith("It is > 0 and <= 1"), each.name
 
 
 def test_the_guide_has_the_table_of_options():
@@ -93,6 +102,9 @@ def test_drafts_of_the_prefill_stay_below_an_assigned_gamma_max(tiny):
 
 
 def test_repr_shows_what_is_not_the_default():
+    assert repr(Speculator()) == "Speculator('auto')"
+    assert repr(Speculator(policy="priority")) == "Speculator('auto', policy='priority')"
+    assert repr(Speculator("auto+mtp")).startswith("Speculator('auto+mtp(")
     assert repr(Speculator("copy")) == "Speculator('copy(min_match=2)')"
     shown = repr(Speculator("none", 5, width=8, verification="match"))
     assert shown == "Speculator('none', gamma=5, verification='match', width=8)"

@@ -14,6 +14,7 @@ from threads import PROMPTS, assert_each_is, in_threads
 import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
 from ngramspec.draft import EvidenceRequest
+from ngramspec.speculator import GAMMA_NAMES
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
 
@@ -45,6 +46,8 @@ def text(tiny):
         ({"costs": 5}, TypeError, "costs must be a path or None, got int"),
         ({"unsupported": "ignore"}, ValueError, "unsupported must be 'error', 'plain' or None"),
         ({"on_step": 3}, TypeError, "on_step must be callable or None, got int"),
+        *(({name: 5}, TypeError, f"argument '{name}'.* is gamma") for name in GAMMA_NAMES),
+        ({"gama": 5}, TypeError, "unexpected keyword argument 'gama'$"),
     ],
 )
 def test_arguments_are_checked_at_construction(arguments, error, message):

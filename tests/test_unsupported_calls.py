@@ -147,7 +147,7 @@ def test_positional_arguments_have_the_names_of_the_model_s_own_generate(tiny, h
     def call(*args, **kwargs):
         if how == "generate":
             return ngramspec.generate(model, *args, speculator=speculator, **kwargs)
-        with ngramspec.enabled(model, speculator):
+        with ngramspec.enable(model, speculator):
             return model.generate(*args, **kwargs)
 
     config = GenerationConfig(do_sample=False, repetition_penalty=1.3)
@@ -225,11 +225,11 @@ def test_a_generate_that_refuses_custom_generate_runs_with_the_original_argument
         model.error = error
         given |= {"stop_strings": ["zzz"], "tokenizer": tokenizer, "synced_gpus": False}
     expected = model.generate(ids, **given)
-    with ngramspec.enabled(model) as speculator:
+    with ngramspec.enable(model) as handle:
         for _ in range(2):
             assert torch.equal(model.generate(ids, **given), expected)
     assert error is None or model.seen == given
-    assert speculator.stats.runs == 0
+    assert handle.stats.runs == 0
     name = type(model).__name__
     assert caplog.text.count(f"the generate of {name} takes no custom_generate") == 1
     for call in (ngramspec.generate, open_generation):
@@ -243,11 +243,11 @@ def test_a_generate_that_takes_no_speculator_is_named(tiny, caplog):
     with pytest.raises(UnsupportedError, match=r"generate of Narrow takes no custom_generate"):
         ngramspec.generate(model, PROMPT, max_new_tokens=4)
     with (
-        ngramspec.enabled(model, Speculator(unsupported="error")),
+        ngramspec.enable(model, Speculator(unsupported="error")),
         pytest.raises(UnsupportedError, match=r"Narrow .* Speculator\(unsupported='plain'\)"),
     ):
         model.generate(PROMPT, 4)
-    with ngramspec.enabled(model):
+    with ngramspec.enable(model):
         assert torch.equal(model.generate(PROMPT, 4), expected)
     assert "generate of Narrow takes no custom_generate" in caplog.text
 
@@ -394,7 +394,7 @@ def test_two_heads_and_healing_beside_a_speculator(tiny):
         with pytest.raises(UnsupportedError, match=name):
             ngramspec.generate(tiny, PROMPT, **kwargs, **extra)
         speculator = Speculator(unsupported="error")
-        with ngramspec.enabled(tiny, speculator), pytest.raises(UnsupportedError, match=name):
+        with ngramspec.enable(tiny, speculator), pytest.raises(UnsupportedError, match=name):
             tiny.generate(PROMPT, **kwargs, **extra)
     plain = tiny.generate(PROMPT, **kwargs, assistant_model=other)
     speculator = Speculator(unsupported="plain")

@@ -27,7 +27,7 @@ HEADERS = {"Content-Type": "application/json"}
 CONTEXT = 4096  # tokens; all of a prompt in one forward
 WARM_UP_TOKENS = 8
 # The engines' own drafts: what followed the last three tokens earlier in the text. By default,
-# llama.cpp looks for the last twelve, which few texts repeat.
+# llama.cpp looks for the last twelve and drafts 48.
 LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # as in OpenVINO's documentation
 NGRAMS = "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 10"
 

@@ -13,7 +13,13 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ngramspec import __version__
-from ngramspec.cli.options import UNPRINTABLE, CommandOptions, UsageError, check_folders, printable
+from ngramspec.cli.options import (
+    UNPRINTABLE,
+    CommandOptions,
+    UsageError,
+    check_given,
+    printable,
+)
 from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list. ``--help`` prints its docstring, and
@@ -84,7 +90,7 @@ def execute(parser: Parser, argv: Sequence[str] | None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        check_folders(arguments)
+        check_given(arguments)
         return int(arguments.run(arguments))
     except UsageError as error:
         message = str(error)

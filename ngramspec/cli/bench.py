@@ -24,8 +24,7 @@ from ngramspec.cli.options import (
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
     from ngramspec.measure.bench import Measured
     from ngramspec.measure.models import LoadedModel
@@ -37,19 +36,22 @@ NUMBERS = {  # by title: a field of a row, and its format
     "speedup": ("ratio", ".3f"),
     "median": ("ratio_median", ".3f"),
     "worst": ("ratio_worst", ".3f"),
-    "tokens/call": ("tokens_per_call", ".2f"),
+    "tokens/forward": ("tokens_per_call", ".2f"),
     "mean cost": ("mean_cost", ".3f"),
     "of limit": ("limit_share", ".1%"),
 }
+TITLES = ("", *NUMBERS, "peak MB", "same text")
+WIDE_TITLES = ("median", "mean cost", "of limit", "peak MB")
+LEAST_WIDE_COLUMNS = 120  # of a screen that has room for them
 
 
 def add_arguments(options: CommandOptions) -> None:
     """Declare the options; ngramspec's defaults are always compared with the baseline."""
-    options.model()
+    options.model("rich")
     prompts = options.group("prompts")
     help = "JSON lines as 'ngramspec record' reads them (default: the demo's)"
     prompts.path("--prompts", "FILE", help)
-    help = "groups of the file, or 'nothing' for random text (default: all)"
+    help = "groups of the file, and 'nothing' for random text (default: all groups)"
     prompts.text("--tasks", "TASK", help, nargs="+")
     help = "use only the file's prompts of this length"
     prompts.add("--prompt-tokens", nargs=2, type=int, metavar=("MIN", "MAX"), help=help)
@@ -74,6 +76,7 @@ def add_arguments(options: CommandOptions) -> None:
         " at near ties",
     )
     plan.flag("--cached", "begin with a cache of all but 64 tokens of the prompt")
+    options.flag("--wide", "print all columns, as on a screen of 120 columns")
     options.json()
 
 
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.least = min(48, arguments.max_new_tokens)
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2, lengths=1)
     _check_given(arguments)
-    screen = console()
+    screen = console(wide=arguments.wide)
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
     plan = BenchPlan(
@@ -166,10 +169,12 @@ def _fields(text: str) -> dict[str, Any]:
 
 def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) -> None:
     """Print the tables, and what was not measured."""
-    for table in tables(rows):
+    wide = screen.width >= LEAST_WIDE_COLUMNS
+    titles = [each for each in TITLES if wide or each not in WIDE_TITLES]
+    for table in tables(rows, titles):
         screen.print(table)
     for way, reason in measured.skipped.items():
-        screen.print(f"skipped: {way}: {reason}", markup=False, highlight=False)
+        screen.print(f"skipped: {way}: {reason}")
     for way, count in measured.compiling.items():
         screen.print(f"{way}: {counted(count, 'call')} repeated, something was compiled in them")
     for task, count in measured.left_out.items():
@@ -177,23 +182,24 @@ def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) ->
         screen.print(f"{task}: {left_out} left out because the plain output is too short")
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """A table for each task and length."""
+def tables(rows: Sequence[dict[str, Any]], titles: Sequence[str]) -> Iterator[RenderableType]:
+    """A table for each task and length, with the columns of these titles."""
     for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
         same = [row for row in rows if (row["task"], row["length"]) == (task, length)]
         title = f"{task}, {counted(same[0]['prompts'], 'prompt')}"
         title += f" of {counted(length, 'token')}" if length else ""
-        names = ("", *NUMBERS, "peak MB", "same text")
-        yield make_table(names, map(_cells, same), left=("",), title=title)
+        cells = ([_cells(row)[each] for each in titles] for row in same)
+        yield make_table(titles, cells, left=("",), title=title)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    """A row of a table."""
-    numbers = [
-        "-" if row[name] is None else format(row[name], form) for name, form in NUMBERS.values()
-    ]
-    peak = row["peak_bytes"]
-    same = f"{row['same']}/{row['prompts']}"
-    if differences := row["first_differences"]:
-        same += f", first at {min(differences.values())}"
-    return [row["way"], *numbers, "-" if peak is None else f"{peak / 1e6:.0f}", same]
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """A row of a table, by title."""
+    cells = {"": row["way"]}
+    for title, (name, form) in NUMBERS.items():
+        cells[title] = "-" if row[name] is None else format(row[name], form)
+    peak, differences = row["peak_bytes"], row["first_differences"]
+    cells["peak MB"] = "-" if peak is None else f"{peak / 1e6:.0f}"
+    cells["same text"] = f"{row['same']}/{row['prompts']}"
+    if differences:
+        cells["same text"] += f", first at {min(differences.values())}"
+    return cells

@@ -20,7 +20,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64,
 
 def add_arguments(options: CommandOptions) -> None:
     """Declare the options."""
-    options.model("model", nargs="?")
+    options.model("rich")
     options.numbers("--contexts", [400, 900], "positions in the cache")
     options.count("--repeats", 9, "timed forwards of each width")
     options.path("--json", "OUT", "save the costs")
@@ -35,18 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.hf_model.compat.models import attention_of
     from ngramspec.measure.forwards import forward_seconds
 
-    loaded = load_model(arguments, option="MODEL")
+    loaded = load_model(arguments)
     model = loaded.model
     print(f"timing {loaded.name} in {arguments.dtype}", file=sys.stderr)
     seconds = {
         context: forward_seconds(model, context, WIDTHS, arguments.repeats)
         for context in arguments.contexts
     }
-    names = ("positions", *(f"context {context}" for context in seconds))
+    names = ("positions", *(f"context\n{context}" for context in seconds))
     rows = [(str(n), *(f"{each[n] / each[1]:.2f}" for each in seconds.values())) for n in WIDTHS]
-    screen.print(make_table(names, rows, left=()))
-    milliseconds = ", ".join(f"{1000 * each[1]:.1f} ms" for each in seconds.values())
-    screen.print(f"cost of a forward, in forwards of one position ({milliseconds})")
+    rows.append(("ms for 1", *(f"{1000 * each[1]:.1f}" for each in seconds.values())))
+    title = "cost of a forward, in forwards of one position"
+    screen.print(make_table(names, rows, left=(), title=title))
     if arguments.json is not None:
         with writable("--json", arguments.json):
             depends = described(model, attention_of(model), device_of(model))

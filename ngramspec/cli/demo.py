@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import (
-    MODEL_HELP,
     CommandOptions,
     UsageError,
     check_least,
@@ -35,7 +34,7 @@ MAX_REPEAT_START_SECONDS = 90.0  # no repeats after this time, so slow machines 
 
 def add_arguments(options: CommandOptions) -> None:
     """Declare the command's options."""
-    options.text("--model", "MODEL", MODEL_HELP)
+    options.model_name("rich")
     help = "the model's dtype; both: float32, then bfloat16 (default)"
     options.add("--dtype", choices=DTYPES, default="both", help=help)
     options.drafter()

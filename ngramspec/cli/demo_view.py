@@ -10,14 +10,12 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
-from ngramspec.cli.options import counted, printable
+from ngramspec.cli.options import console, counted, make_table, printable
 from ngramspec.measure.calls import ComparedRow
 from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer, hidden_ids
 
@@ -60,16 +58,13 @@ class Pieces:
 
 
 @contextmanager
-def streamed(console: Console, *, colour: bool) -> Iterator[Callable[[Sequence[Piece]], None]]:
-    """Print pieces, wrapped and indented, on a terminal at once; [-rejected-] without colour.
-
-    The yielded function takes the pieces of a step.
-    """
-    shown, width = Text(), min(console.width, MAX_COLUMNS) - len(INDENT)
-    live = Live(console=console, auto_refresh=False, transient=True)
+def streamed(screen: Console, *, colour: bool) -> Iterator[Callable[[Sequence[Piece]], None]]:
+    """Yield what prints the pieces of a step, wrapped, at once with colour, else at the end."""
+    shown, width = Text(), min(screen.width, MAX_COLUMNS) - len(INDENT)
+    live = Live(console=screen, auto_refresh=False, transient=True)
 
     def rows() -> list[Text]:
-        return list(map(indented, shown.wrap(console, width)))
+        return list(map(indented, shown.wrap(screen, width)))
 
     def add(pieces: Sequence[Piece]) -> None:
         for kind, text in pieces:
@@ -78,14 +73,14 @@ def streamed(console: Console, *, colour: bool) -> Iterator[Callable[[Sequence[P
                 text = text if colour else f"[-{text}-]"
             shown.append(text if shown else text.lstrip("\n"), STYLES[kind])
         if colour:
-            live.update(Text("\n").join(rows()[1 - console.height :]), refresh=True)
+            live.update(Text("\n").join(rows()[1 - screen.height :]), refresh=True)
 
     try:
         with live if colour else nullcontext():
             yield add
     finally:
         for row in rows():
-            console.print(row, soft_wrap=True)
+            screen.print(row, soft_wrap=True)
 
 
 def indented(row: Text) -> Text:
@@ -99,14 +94,14 @@ class View:
     """The demo's output: results on stdout, progress on stderr."""
 
     def __init__(self) -> None:
-        self.out, self.err = make_console(sys.stdout), make_console(sys.stderr)
+        self.out, self.err = (console(each, columns=None) for each in (sys.stdout, sys.stderr))
         self.colour = self.out.is_terminal
 
     def header(self, model: str, drafter: str, gamma: int | str) -> None:
         """Print the versions and the legend of the colours."""
         self._line(Text.assemble(("ngramspec", "bold"), f" {__version__}, {model}"))
         versions = f"torch {torch.__version__}, transformers {version('transformers')}"
-        threads = f"{torch.get_num_threads()} threads"
+        threads = counted(torch.get_num_threads(), "thread")
         self._line(Text(f"{versions}, {threads}; drafter {drafter}, gamma {gamma}", "dim"))
         rejected = REJECTED if self.colour else f"[-{REJECTED}-]"
         legend = Text("Drafted tokens: ").append(ACCEPTED, STYLES[ACCEPTED]).append(", ")
@@ -139,21 +134,17 @@ class View:
         prefilled = stats.runs + stats.prefill_accepted
         tokens = counted(prefilled + stats.emitted, "token")
         calls = f"{counted(stats.target_calls, 'target call')}, {stats.tokens_per_call:.2f}"
-        self._line(Text(f"{INDENT}{tokens}, {calls} tokens per call", "dim"))
+        self._line(Text(f"{INDENT}{tokens}, {calls} tokens per forward", "dim"))
 
     def table(self, dtype: str, rows: Sequence[ComparedRow], repeats: int) -> None:
         """Print the measurements in one dtype, and where texts differ."""
         self.out.print()
         runs = "one run each" if repeats == 1 else f"medians of {repeats} runs each, in turn"
         self._line(Text.assemble((dtype, "bold"), (f"  ({runs})", "dim")))
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-        table.add_column("text", no_wrap=True, vertical="bottom")
-        counts = ("new\ntokens", "target\ncalls", "tokens/\ncall", "alpha")
-        for head in (*counts, "plain\ntokens/s", "spec.\ntokens/s", "ratio", "identical\nto plain"):
-            table.add_column(head, justify="right", vertical="bottom")
-        for row in rows:
-            table.add_row(*cells(row))
-        self.out.print(table)
+        counts = ("new\ntokens", "target\ncalls", "tokens/\nforward", "alpha")
+        rates = ("plain\ntokens/s", "spec.\ntokens/s", "ratio", "identical\nto plain")
+        names = ("text", *counts, *rates)
+        self.out.print(make_table(names, map(cells, rows), left=("text",)))
         for row in rows:
             if row.difference is not None:
                 self._line(Text(note(row), "yellow"))
@@ -204,13 +195,3 @@ def note(row: ComparedRow) -> str:
         f" generate has {found.plain!r}; the two best logits are {ulps} {units} in the"
         " last place apart there."
     )
-
-
-def make_console(file: Any) -> Console:
-    """A console on ``file`` with colour only if it is a terminal that supports it."""
-    if hasattr(file, "reconfigure"):
-        file.reconfigure(errors="replace")  # do not fail if the terminal lacks a character
-    console = Console(file=file, highlight=False)
-    if console.is_terminal and not console.no_color and not console.is_dumb_terminal:
-        return console
-    return Console(file=file, highlight=False, force_terminal=False, color_system=None)

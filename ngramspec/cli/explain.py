@@ -28,7 +28,7 @@ SUMMARY = "measure, predict and explain the speed on a model and prompts"
 
 def add_arguments(options: CommandOptions) -> None:
     """Declare the options."""
-    options.model("model", nargs="?")
+    options.model("rich")
     options.drafter()
     options.gamma()
     help = "JSON lines as 'ngramspec record' reads them (default: the demo's texts)"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_least(arguments, count=1, tokens=2, repeats=2)
     screen = console()
     speculator = make_speculator(arguments.drafter, arguments.gamma)
-    loaded = load_model(arguments, option="MODEL")
+    loaded = load_model(arguments)
     with usable("--prompts"):
         prompts = prompts_of(loaded, arguments.prompts, chat=not arguments.raw)[: arguments.count]
         check_prompts(loaded, prompts, arguments.tokens)

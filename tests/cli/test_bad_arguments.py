@@ -16,6 +16,13 @@ from ngramspec.stores import Corpus
 
 pytest.importorskip("pydivsufsort")
 pytest.importorskip("pathspec")
+ON_A_DEVICE = (
+    "bench",
+    "calibrate",
+    "explain",
+    "record --prompts {empty} --out x",
+    "serve --port 0",
+)
 UNKNOWN = "'parrot' is no drafter's name"
 CASES = [
     ("demo --gamma 0", "gamma must be in 1..64, got 0"),
@@ -29,9 +36,11 @@ CASES = [
     ("demo --prompt-file {bytes}", "--prompt-file: 'utf-8' codec can't decode byte"),
     ("demo --max-new-tokens 0", "--max-new-tokens must be >= 1, got 0"),
     ("demo --max-new-tokens x", "--max-new-tokens: invalid int value: 'x'"),
-    ("demo --model ./no-such-folder", "--model: there is no folder or file ./no-such-folder"),
+    ("demo --model ./no-such-folder", "MODEL: there is no folder or file ./no-such-folder"),
+    ("demo ./no-such-folder", "MODEL: there is no folder or file ./no-such-folder"),
     ("demo --colour", "unrecognized arguments: --colour"),
-    ("demo {red}", "red"),
+    ("demo --dtype {red}", "red"),
+    ("demo ./one --model ./two", "MODEL and --model differ: './one', './two'"),
     ("{red}", "red"),
     ("replay --traces {red}", "ngramspec replay: "),
     ("replay --traces {traces} --drafter parrot", UNKNOWN),
@@ -52,12 +61,13 @@ CASES = [
     ('bench --speculator {{"gama":8}}', "--speculator {{"),
     ("bench --lengths 8 0", "--lengths must be >= 1, got 0"),
     ("bench --prompt-tokens 300 700", "--prompt-tokens needs --prompts"),
-    ("bench --prompts x --prompt-tokens 700 300", "--prompt-tokens MAX must be >= 700, got 300"),
+    ("bench --prompts {traces} --prompt-tokens 700 300", "--prompt-tokens MAX must be >= 700, got 300"),
     ("bench --json {nothing}/found.json", "--json: cannot write {nothing}/found.json: there is no"),
-    ("bench --device cuda:77", "--device cuda:77: "),
+    ("record --prompts {project} --out x", "--prompts: there is no file {project}"),
     ("explain --repeats 1", "--repeats must be >= 2, got 1"),
     ("explain --tokens 1", "--tokens must be >= 2, got 1"),
-    ("explain --prompts {nothing}", "--prompts: "),
+    ("explain --prompts {nothing}", "--prompts: there is no file {nothing}"),
+    *((f"{command} --device moon", "--device moon: ") for command in ON_A_DEVICE),
     ("explain --drafter parrot", UNKNOWN),
     ("serve --port 0 --host 0.0.0.0", "give --api-key"),
     ("serve --port 0 --api-key secret", "USER=KEY"),
@@ -107,8 +117,8 @@ def places(tmp_path_factory):
 
 @pytest.mark.parametrize(("arguments", "message"), CASES, ids=[given for given, _ in CASES])
 def test_a_bad_argument_is_one_line(places, arguments, message, capsys, monkeypatch):
-    def measure(*given):
-        raise AssertionError("it is measured")
+    def measure(*given, **named):
+        raise NotImplementedError("it is loaded or measured")
 
     if arguments.startswith("serve"):
         pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -116,7 +126,9 @@ def test_a_bad_argument_is_one_line(places, arguments, message, capsys, monkeypa
     if arguments.startswith("corpus"):
         monkeypatch.setattr("ngramspec.measure.models.locate", lambda model: None)
     monkeypatch.setattr("ngramspec.measure.models.load_tokenizer", lambda source: Letters("eno"))
-    if "--model" not in arguments and "serve" not in arguments:
+    if "device" in arguments:
+        monkeypatch.setattr("ngramspec.measure.models.load", measure)
+    elif "no-such" not in arguments and "serve" not in arguments:
         monkeypatch.setattr("ngramspec.measure.models.load", lambda *given, **named: tiny_loaded())
     monkeypatch.setattr("ngramspec.measure.bench.EndToEnd.run", measure)
     assert exit_code([each.format(**places) for each in arguments.split()]) == 2

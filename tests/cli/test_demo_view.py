@@ -138,10 +138,12 @@ def test_a_terminal_without_colour_gets_no_control_characters(name, value, monke
     monkeypatch.setenv(name, value)
     view = demo_view.View()
     assert not view.colour
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     view.header("model", "auto", 8)
     with view.stream(ByteTokenizer(), []) as show:
         show(event("ab", 0, "c"))
     assert "[-a-]c" in sys.stdout.getvalue()
+    assert ", 1 thread; drafter auto" in " ".join(sys.stdout.getvalue().split())
     assert not ESCAPES.search(sys.stdout.getvalue())
 
 

@@ -73,7 +73,7 @@ def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
     monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
     arguments = build_parser().parse_args(["serve"])
     with nullcontext() if gpu is None else pretended(gpu):
-        load_model(arguments, option="MODEL")
+        load_model(arguments)
     assert (moved, arguments.device) == ([device], device)
 
 

@@ -77,7 +77,14 @@ def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
     options = ["--contexts", "20", "--repeats", "1", "--json", str(out)]
     assert main(["calibrate", *options]) == 0
     printed = capsys.readouterr().out
-    assert "context 20" in printed
+    assert printed.splitlines()[:6] == [
+        "",
+        "cost of a forward, in forwards of one position",
+        "           context",
+        "positions       20",
+        "──────────────────",
+        "        1     1.00",
+    ]
     assert str(out) in printed.replace("\n", "")
     assert set(json.loads(out.read_text())["seconds"]) == {"20"}
     Speculator(costs=out)

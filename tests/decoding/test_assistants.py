@@ -92,7 +92,7 @@ def test_a_call_that_runs_plainly_keeps_its_assistant():
     target.generate = lambda *args, **kwargs: calls.append(kwargs)
     given = {"assistant_model": assistant, "tokenizer": tokenizer("abc")}
     for more in ({"assistant_tokenizer": tokenizer("abd")}, {"assistant_ensemble_weight": 0.5}):
-        with ngramspec.enabled(target):
+        with ngramspec.enable(target):
             target.generate(PROMPT, **given, **more)
         assert calls.pop() == given | more
 

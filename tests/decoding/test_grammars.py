@@ -216,9 +216,9 @@ def test_outlines_own_call(smollm2, real):
     )
     kind = outlines.types.Regex(r"\[\"[A-Z][a-z]+ [A-Z][a-z]+\", \"[A-Z][a-z]+ [A-Z][a-z]+\"\]")
     plain = model(prompt, kind, max_new_tokens=32, do_sample=False)
-    with ngramspec.enabled(smollm2.model) as speculator:
+    with ngramspec.enable(smollm2.model) as handle:
         assert model(prompt, kind, max_new_tokens=32, do_sample=False) == plain
-    assert speculator.stats.drafted > 0
+    assert handle.stats.drafted > 0
     assert len(json.loads(plain)) == 2
 
 

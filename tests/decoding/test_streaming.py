@@ -26,11 +26,11 @@ class Raising(InterruptedStreamer):
 
 
 def two_ways(model, streamer, **kwargs):
-    """ngramspec.generate and enabled, as calls without arguments."""
+    """ngramspec.generate and enable, as calls without arguments."""
     yield lambda: ngramspec.generate(model, PROMPT, streamer=streamer(), **kwargs)
 
     def under_enabled():
-        with ngramspec.enabled(model, kwargs.pop("speculator", None)):
+        with ngramspec.enable(model, kwargs.pop("speculator", None)):
             return model.generate(PROMPT, streamer=streamer(), **kwargs)
 
     yield under_enabled

@@ -16,7 +16,6 @@ from doubles import ScriptedDrafter, oracle
 from forced_text import IDS, TEXT
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.host_time import ForcedProcessor
 from benchmarks.syncs import host_syncs, syncs_per_step
 from ngramspec import Draft, Proposal, Speculator, generate
 from ngramspec.decoding.observer import VERIFICATION, Observer
@@ -57,6 +56,23 @@ def test_the_statistics_count_the_waits_of_steps_whatever_drafts(tiny, rows):
     assert speculator.stats.drafted > 0
     assert speculator.stats.host_syncs == len(found["counts"]) == found["steps"]
     assert speculator.observer is None
+
+
+class ForcedProcessor:
+    """Allows one token only: the text's at this place, or after its end its last one.
+
+    The text begins after ``prompt_length`` tokens.
+    """
+
+    def __init__(self, prompt_length, tokens):
+        self.prompt_length = prompt_length
+        self.tokens = tokens
+
+    def __call__(self, input_ids, scores):
+        at = min(input_ids.shape[1] - self.prompt_length, len(self.tokens) - 1)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.tokens[at]] = 0.0
+        return forced
 
 
 def test_a_processor_that_is_not_transformers_own_costs_syncs(tiny):

@@ -66,7 +66,7 @@ def test_guidance_runs_a_loop_of_its_own(monkeypatch):
         return str(lm + PROMPTS[0] + guidance.gen(regex="[a-z ]{20,40}"))
 
     plain, speculator = text(), Speculator(gamma=4)
-    with ngramspec.enabled(model, speculator):
+    with ngramspec.enable(model, speculator):
         assert text() == plain
     assert len(plain) >= len(PROMPTS[0]) + 20
     assert speculator.stats.runs == 0

@@ -46,10 +46,10 @@ def test_bitsandbytes_int8_with_outliers_has_no_drafts(tmp_path):
     pytest.importorskip("bitsandbytes", reason="make test-frameworks")
     model, call = loaded(tmp_path, BitsAndBytesConfig(load_in_8bit=True))
     plain = call()
-    with ngramspec.enabled(model) as speculator:
+    with ngramspec.enable(model) as handle:
         assert call() == plain
-    assert speculator.stats.drafted == 0
-    assert [each.partition(":")[0] for each in speculator.stats.limits] == [NO_DRAFTS]
+    assert handle.stats.drafted == 0
+    assert [each.partition(":")[0] for each in handle.stats.limits] == [NO_DRAFTS]
 
 
 @pytest.mark.parametrize("kind", ["fp4", "nf4"])

@@ -108,7 +108,7 @@ def check(
     assert texts, "the framework did not call model.generate"
     vocab = model.config.get_text_config().vocab_size
     speculator = Speculator(drafter or Known(texts, vocab), 4)
-    with ngramspec.enabled(model, speculator):
+    with ngramspec.enable(model, speculator):
         assert call() == plain
         stats = speculator.stats
         assert stats.accepted > 0, stats

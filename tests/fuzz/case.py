@@ -37,7 +37,7 @@ class Case:
         reference: text for drafters: "", "prompt", or "beyond": ids that the model does not know.
         swap: another drafter, set at the third step; or "".
         entry: "generate", "hook" (custom_generate=), "enabled", "overlapping" (two blocks of
-            enabled that end in the order they began), "generator" (a torch.Generator of its own),
+            enable that end in the order they began), "generator" (a torch.Generator of its own),
             "stepwise" (open_generation, one row).
         mode: torch's inference mode: "" for none, "calls" in it, "inputs" made in it, "both", or
             "turns": the first turn's call outside and the second one's in it.

@@ -122,17 +122,13 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
     elif case.entry in ("enabled", "overlapping"):
 
         def call(**kwargs: Any) -> Any:
-            first = ngramspec.enabled(model, speculator)
-            second = ngramspec.enabled(model, speculator)
-            first.__enter__()
-            if case.entry == "overlapping":
-                second.__enter__()
+            count = 1 + (case.entry == "overlapping")
+            handles = [ngramspec.enable(model, speculator) for _ in range(count)]
             try:
                 return model.generate(**kwargs, **extra)
             finally:
-                first.__exit__(None, None, None)
-                if case.entry == "overlapping":
-                    second.__exit__(None, None, None)
+                for handle in handles:
+                    handle.disable()
 
     elif case.entry == "stepwise":
 

@@ -21,7 +21,7 @@ from gpu.real import RealGpu
 from layer_states import model_of
 from wrapping import letters
 
-from ngramspec import Corpus, SharedStore, Speculator, enabled, generate
+from ngramspec import Corpus, SharedStore, Speculator, enable, generate
 from ngramspec.decoding.observer import Observer
 from ngramspec.measure.forwards import forced_model
 from ngramspec.stepwise import JointSteps, open_generation
@@ -85,7 +85,7 @@ def _generate(model, speculator, kwargs):
 
 def _enabled(model, speculator, kwargs):
     kwargs.pop("reference_ids")
-    with enabled(model, speculator):
+    with enable(model, speculator):
         return model.generate(**kwargs)
 
 

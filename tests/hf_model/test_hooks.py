@@ -71,7 +71,7 @@ def test_a_hook_that_compresses_prompts_sees_the_prompt_alone(replaced, gamma, e
         if entry == "generate":
             ours = ngramspec.generate(model, prompt, speculator=speculator, **call)
         else:
-            with ngramspec.enabled(model, speculator):
+            with ngramspec.enable(model, speculator):
                 ours = model.generate(prompt, **call)
         assert torch.equal(ours.sequences, plain.sequences)
         lengths = [cache_of(each).get_seq_length() for each in (ours, plain)]
@@ -145,7 +145,7 @@ def test_a_copy_made_during_a_forward_is_a_plain_model(name, drafter, enabled):
     texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
     speculator = Speculator(drafter(texts), 9, tree=9, on_step=arm)
     if enabled:
-        with ngramspec.enabled(model, speculator):
+        with ngramspec.enable(model, speculator):
             ours = model.generate(**call)
     else:
         ours = ngramspec.generate(model, speculator=speculator, **call)

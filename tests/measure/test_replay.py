@@ -167,13 +167,16 @@ def test_replay_of_trees(traces, tmp_path):
     assert sum(share["verified"] for share in shares.values()) > 100
 
 
-def test_record_writes_what_replay_reads(tmp_path, monkeypatch):
+def test_record_writes_what_replay_reads(tmp_path, monkeypatch, capsys):
     loaded = tiny_loaded()
     monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
     prompts, out = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
     prompts.write_text('"Say hello."\n')
     command = ["record", "--prompts", str(prompts), "--out", str(out)]
     assert main([*command, "--max-new-tokens", "6", "--top-k", "2"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "prompt 1 of 1\n"
+    assert told.out == f"1 trace of tiny (bfloat16) in {out}\n"
     (recorded,) = read_traces(out)
     assert recorded.group == "p"
     assert len(recorded.output) == 6

@@ -252,7 +252,7 @@ def test_stop_strings_and_positional_arguments(plain, model):
     assert torch.equal(expected, model.generate(PROMPT, config, tokenizer=tokenizer))
     assert torch.equal(expected, ngramspec.generate(plain, PROMPT, config, tokenizer=tokenizer))
     assert stats_of(model).runs == 1
-    with ngramspec.enabled(model) as own:
+    with ngramspec.enable(model) as own:
         assert torch.equal(expected, model.generate(PROMPT, config, tokenizer=tokenizer))
     assert (own.stats.runs, stats_of(model).runs) == (1, 1)
     with pytest.raises(TypeError, match="multiple values for argument 'generation_config'"):
@@ -265,7 +265,7 @@ def test_a_speculator_of_the_caller_s_own_is_used_in_its_place(plain, model):
     expected = answer(plain, {})
     own = Speculator("copy", 3, unsupported="plain")
     assert torch.equal(ngramspec.generate(model, PROMPT, speculator=own, **GREEDY), expected)
-    with ngramspec.enabled(model, own):
+    with ngramspec.enable(model, own):
         assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
         model.generate(PROMPT, prompt_lookup_num_tokens=2, **GREEDY)
     assert torch.equal(model.generate(PROMPT, custom_generate=own, **GREEDY), expected)
@@ -280,7 +280,7 @@ def test_a_copied_model_is_a_model_of_its_own(plain, model):
     assert torch.equal(answer(plain, {}), answer(other, {}))
     assert stats_of(other).runs == 1
     assert stats_of(model).runs == 0
-    with ngramspec.enabled(model) as own:
+    with ngramspec.enable(model) as own:
         other = copy.deepcopy(model)
         assert torch.equal(answer(plain, {}), answer(other, {}))
     assert stats_of(other).runs == 1

@@ -143,7 +143,7 @@ def test_the_hook_and_a_config_that_asks_for_beams():
     plain = model.generate(PROMPT, max_new_tokens=16)
     speculator = Speculator()
     assert torch.equal(model.generate(PROMPT, max_new_tokens=16, custom_generate=speculator), plain)
-    with ngramspec.enabled(model, speculator):
+    with ngramspec.enable(model, speculator):
         assert torch.equal(model.generate(PROMPT, max_new_tokens=16), plain)
     assert speculator.stats.runs == 2
 
