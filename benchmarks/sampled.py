@@ -116,10 +116,11 @@ def record(loaded: LoadedModel, name: str, new: int, path: Path) -> None:
             values_so_far.append(each.numpy())
         text, mask = torch.cat((text, ids), 1), torch.cat((mask, mask.new_ones(len(ids), 1)), 1)
         places = mask.sum(1, keepdim=True) - 1
-    arrays = {each: np.stack(found, 1) for each, found in kept.items()}
+    arrays: dict[str, Any] = {each: np.stack(found, 1) for each, found in kept.items()}
     outs = [ended(tokens, loaded.eos_ids) for tokens in arrays.pop("tokens").tolist()]
-    arrays |= {"outs": objects(outs), "prompts": objects([ids for _, ids in known])}
-    np.savez_compressed(path, groups=np.array([group for group, _ in known]), **arrays)
+    arrays["outs"], arrays["prompts"] = objects(outs), objects([ids for _, ids in known])
+    arrays["groups"] = np.array([group for group, _ in known])
+    np.savez_compressed(path, allow_pickle=True, **arrays)
 
 
 def ended(tokens: list[int], eos: Sequence[int]) -> list[int]:
@@ -195,7 +196,7 @@ def knowing(text: Sampled, cost: Float32, width: int) -> Counts:
 
 def best_nodes(rows: Sequence[Sequence[float]], cost: Float32) -> list[tuple[float, Any]]:
     """The tree with the most expected tokens per cost: each node's probability and ranks."""
-    heap = [(-rows[0][0], (0,))] if rows else []
+    heap: list[tuple[float, tuple[int, ...]]] = [(-rows[0][0], (0,))] if rows else []
     nodes: list[tuple[float, Any]] = []
     while heap and len(nodes) < TREE:
         reach, path = heappop(heap)

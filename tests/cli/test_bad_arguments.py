@@ -61,7 +61,10 @@ CASES = [
     ('bench --speculator {{"gama":8}}', "--speculator {{"),
     ("bench --lengths 8 0", "--lengths must be >= 1, got 0"),
     ("bench --prompt-tokens 300 700", "--prompt-tokens needs --prompts"),
-    ("bench --prompts {traces} --prompt-tokens 700 300", "--prompt-tokens MAX must be >= 700, got 300"),
+    (
+        "bench --prompts {traces} --prompt-tokens 700 300",
+        "--prompt-tokens MAX must be >= 700, got 300",
+    ),
     ("bench --json {nothing}/found.json", "--json: cannot write {nothing}/found.json: there is no"),
     ("record --prompts {project} --out x", "--prompts: there is no file {project}"),
     ("explain --repeats 1", "--repeats must be >= 2, got 1"),
