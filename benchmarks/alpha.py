@@ -535,7 +535,7 @@ def given_prompts(
 
 def overview(rows: Sequence[Row]) -> str:
     """Table 3: a row for each drafter, temperature and group."""
-    names = ("positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per call")
+    names = ("positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per forward")
     cells: list[Sequence[str]] = []
     for row in rows:
         alpha = row.alpha

@@ -142,7 +142,7 @@ def _same_texts(found: Mapping[Cell, Speedups]) -> str:
 
 
 def chart(raw: Raw, random: Raw) -> str:
-    """README's chart, and below it means, worst prompts, and how they were measured."""
+    """The chart of the docs' home, and below it means, worst prompts, and how they were measured."""
     means, worst, counts = [], [], []
     for mode in ("greedy", "sampled"):
         lookup, ours = _prompts(each for cell, each in speedups(raw).items() if cell[2] == mode)
@@ -151,7 +151,7 @@ def chart(raw: Raw, random: Raw) -> str:
         counts.append(len(ours))
     nothing = next(row for row in random["summary"] if row["way"] == "ngramspec")
     return (
-        "![Speed by model and task, relative to plain generate](docs/pictures/chart.svg)\n\n"
+        "![Speed by model and task, relative to plain generate](pictures/chart.svg)\n\n"
         f"Greedy decoding is **{means[0]:.2f}** times as fast as with plain `generate` and"
         f" **{means[1]:.2f}** times as fast as with prompt lookup (geometric means over {counts[0]}"
         f" prompts). With the models' own sampling settings it is {means[2]:.2f} and"

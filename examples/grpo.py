@@ -7,9 +7,9 @@ Answers, rewards and gradients are those of plain sampling with the same seed. T
 many tokens as MAX_AGE epochs have at most, so older answers are overwritten. Output with a 0.5B
 model, before the trainer's metrics::
 
-    epoch 1: 1.43 tokens per call
-    epoch 2: 2.60 tokens per call
-    epoch 3: 2.13 tokens per call
+    epoch 1: 1.43 tokens per forward
+    epoch 2: 2.60 tokens per forward
+    epoch 3: 2.13 tokens per forward
 """
 
 import argparse
@@ -45,7 +45,7 @@ class EachEpoch(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **_):
         stats = self.speculator.stats
-        print(f"epoch {state.epoch:.0f}: {stats.tokens_per_call:.2f} tokens per call")
+        print(f"epoch {state.epoch:.0f}: {stats.tokens_per_call:.2f} tokens per forward")
         self.speculator.reset()
 
 

@@ -27,7 +27,7 @@ from ngramspec.engines.row_options import EngineOptions
 FOLDER = Path(__file__).parents[1] / "examples"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
-LEAST = {  # tokens per call that show the effect, of each report
+LEAST = {  # tokens per forward that show the effect, of each report
     "agent": [2.5, 5.0],
     "batch": [5.0],
     "chat": [4.0, 8.0, 15.0],
@@ -44,7 +44,7 @@ SHORT = {"batch": 12, "custom_drafter": 24, "editor_client": 24, "repository": 4
 SHORT |= {"streaming": 16, "structured_output": 28, "summarize": 20}
 MODELS = sorted(LEAST.keys() - {"editor_client"})  # these load a model
 REPORT = re.compile(
-    r"baseline \d+\.\d s, speculative \d+\.\d s\n(\d+\.\d) tokens per call.*\nsame text: True\n"
+    r"baseline \d+\.\d s, speculative \d+\.\d s\n(\d+\.\d) tokens per forward.*\nsame text: True\n"
 )
 ALLOWED = {"ngramspec", "numpy", "torch", "transformers", "xgrammar"}
 ALLOWED |= {"datasets", "mlx_lm", "ray", "trl", "vllm"}  # in environments that have them
@@ -180,7 +180,7 @@ def test_an_example_shows_its_effect(name, on_smollm2):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEAST)
 def test_the_docstring_has_what_an_example_prints(name, on_smollm2):
-    """Times and tokens per call vary; near ties may be decided differently on other machines."""
+    """Times and tokens per forward vary; near ties may be decided differently on other machines."""
     printed = on_smollm2(name)
     shows_its_effect(name, printed)
     output = docstring(name).rpartition("::\n\n")[2]

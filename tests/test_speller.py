@@ -10,7 +10,7 @@ import ngramspec
 from ngramspec import Speculator
 
 HELD_OUT = speller.sentences(seed=2_000_000, count=50)
-FLOORS = {"auto": 3.3, "copy": 2.6, "none": 1.0}  # tokens per call that a drafter must reach
+FLOORS = {"auto": 3.3, "copy": 2.6, "none": 1.0}  # tokens per forward that a drafter must reach
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
 

@@ -92,7 +92,7 @@ def main() -> None:
     stats = call(lambda event: pieces.extend(shown.of(event))).stats
     outcome = (
         f"{stats.emitted + stats.runs} tokens, {stats.target_calls} target calls,"
-        f" {stats.tokens_per_call:.2f} tokens per call"
+        f" {stats.tokens_per_call:.2f} tokens per forward"
     )
     title = f"{text.title}: {loaded.name}"
     arguments.out.write_text(draw(pieces, outcome, title) + "\n", encoding="utf-8")

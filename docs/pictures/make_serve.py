@@ -85,7 +85,7 @@ for letters in typed:
     usage = part.usage
     cached, speed = usage.prompt_tokens_details.cached_tokens, usage.ngramspec["tokens_per_call"]
     print(f"# {{cached}} of {{usage.prompt_tokens}} prompt tokens were cached; "
-          + (f"{{speed:.1f}} tokens per call" if speed else "all drafted with the prompt"))
+          + (f"{{speed:.1f}} tokens per forward" if speed else "all drafted with the prompt"))
 '''
 
 

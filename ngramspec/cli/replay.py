@@ -136,7 +136,7 @@ def tables(results: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
     for curve in dict.fromkeys(result["curve"] for result in results):
         same = [result for result in results if result["curve"] == curve]
         title = f"{curve} curve: geometric means over groups; alpha over all traces; µs of a step"
-        counts = ("tok/call", "alpha", "acc/drft", "drft/step")
+        counts = ("tok/fwd", "alpha", "acc/drft", "drft/step")
         names = ("drafter", "tok/cost", *counts, "median", "p99")
         yield make_table(names, map(_means, same), left=("drafter",), title=title)
         groups = [*same[0]["groups"]]

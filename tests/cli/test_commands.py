@@ -27,7 +27,8 @@ def loaded(monkeypatch):
     return loaded
 
 
-def test_bench_prints_and_writes(loaded, tmp_path, capsys):
+def test_bench_prints_and_writes(loaded, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
     traces, out = tmp_path / "t.jsonl", tmp_path / "o.json"
     lines = [{"group": group, "id": 0, "prompt": list(IDS)} for group in ("chat", "summarization")]
     traces.write_text("\n".join(map(json.dumps, lines)))
