@@ -142,7 +142,7 @@ def _same_texts(found: Mapping[Cell, Speedups]) -> str:
 
 
 def chart(raw: Raw, random: Raw) -> str:
-    """The chart of the docs' home, and below it means, worst prompts, and how they were measured."""
+    """The chart of the docs' home, and below it means and worst prompts."""
     means, worst, counts = [], [], []
     for mode in ("greedy", "sampled"):
         lookup, ours = _prompts(each for cell, each in speedups(raw).items() if cell[2] == mode)

@@ -105,7 +105,9 @@ def test_the_example_trains_as_without_drafts(tmp_path, monkeypatch, capsys):
         with torch.enable_grad():  # as above
             runpy.run_path(str(example), run_name="__main__")
         printed.append(capsys.readouterr().out)
-    drafted, plain = (re.findall(r"epoch \d: (\d\.\d\d) tokens per forward", each) for each in printed)
+    drafted, plain = (
+        re.findall(r"epoch \d: (\d\.\d\d) tokens per forward", each) for each in printed
+    )
     assert len(drafted) == len(plain) == 3
     assert max(map(float, drafted)) > 1
     ours, theirs = (
