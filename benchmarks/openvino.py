@@ -3,12 +3,12 @@
     make .venv-openvino/.ready    # builds llama.cpp: a quarter of an hour
     python -m benchmarks openvino --json openvino.json
 
-All have the embedded model: torch with its weights in ``--dtype``, the others with 8-bit weights,
-from a GGUF file of type Q8_0 that is made of the embedded file. The prompts, as token ids, are
-those of the public traces for three tasks, and summaries of two longer texts. Texts are greedy and
-end where the model ends them. One engine runs at a time, in a process of its own, with as many
-threads as torch has here, and without a cache of earlier prompts. Times are of a whole call,
-prefill included. A task's figure is the median of its prompts' tokens per second.
+All have the embedded model: torch with its weights in each ``--dtype``, the others with weights of
+8 bits, from a GGUF file of type Q8_0 that is made of the embedded file. The prompts, as token ids,
+are those of the public traces for three tasks, and summaries of two longer texts. Texts are greedy
+and end where the model ends them. One engine runs at a time, in a process of its own, with as many
+threads as torch has here, and no cache of earlier prompts. Times are of a whole call with prefill.
+A task's figure is the median of its prompts' tokens per second.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ngramspec.measure.traces import read_traces
 
 ENVIRONMENT = ROOT / ".venv-openvino"
 TASKS = ("summary", "chat", "edit")  # of a chat, the second turns
+CODE = "```python\n"  # begins the answer to an edit, else some engines begin it in prose
 LENGTHS, LONGER = range(240, 1100), (500, 1000)  # tokens of prompts, and of the longer texts
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.add("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="of torch")
+    options.add("--dtype", nargs="+", choices=DTYPES, default=["bfloat16", "float32"])
     options.count("--prompts-per-task", 5, "prompts of each task")
     options.count("--repeats", 3, "timed calls of each prompt and way")
     options.count("--max-new-tokens", 96, "most new tokens of each call")
@@ -67,11 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
 def chosen(count: int) -> dict[tuple[str, str], list[int]]:
     """The first prompts of each task by task and name, the longer ones before the others."""
     loaded, found = load(None, "bfloat16"), dict[tuple[str, str], list[int]]()
-    for text in [list(long([length]))[at] for at, length in enumerate(LONGER)]:
+    for text in (list(long([length]))[at] for at, length in enumerate(LONGER)):
         found["summary", f"{text.group} {text.id}"] = prompt_of(loaded, text)
     for each in read_traces(PUBLIC):
         if each.group in TASKS and (each.group != "chat" or each.id.endswith(" 2")):
-            found[each.group, each.id] = each.prompt.tolist()
+            begun = loaded.encode(CODE, chat=False) if each.group == "edit" else []
+            found[each.group, each.id] = [*each.prompt.tolist(), *begun]
     fitting = [key for key, ids in found.items() if len(ids) in LENGTHS]
     of_tasks = ([key for key in fitting if key[0] == task][:count] for task in TASKS)
     return {key: found[key] for keys in of_tasks for key in keys}
@@ -95,7 +97,7 @@ def measured(
 def torch_calls(
     dtype: str, prompts: list[list[int]], arguments: argparse.Namespace
 ) -> dict[str, Timed]:
-    """Plain ``generate`` and ngramspec in turn."""
+    """Plain ``generate``, and ngramspec with a new Speculator for each call, in turn."""
     loaded, found = load(None, dtype), dict[str, Timed]()
     ends = {"eos_token_id": loaded.eos_ids, "pad_token_id": loaded.eos_ids[0]}
     for number, ids in enumerate(prompts):
@@ -109,15 +111,13 @@ def torch_calls(
 
 
 def speculating(call: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A call with a new Speculator each time."""
     return lambda: call(Speculator())
 
 
 def other(function: str, **given: Any) -> Any:
     """What a function of ``engines.quantized`` returns in the other environment."""
-    python, text = str(ENVIRONMENT / "bin" / "python"), json.dumps(given)
-    command = [python, "-m", "benchmarks.engines.quantized", function]
-    printed = subprocess.check_output(command, cwd=ROOT, input=text, text=True)
+    command = [str(ENVIRONMENT / "bin" / "python"), "-m", "benchmarks.engines.quantized", function]
+    printed = subprocess.check_output(command, cwd=ROOT, input=json.dumps(given), text=True)
     return json.loads(printed.splitlines()[-1])
 
 

@@ -82,13 +82,15 @@ def test_the_other_environments_answer_is_its_last_line(environment):
 
 
 def test_each_task_has_prompts_of_the_wanted_lengths(monkeypatch):
-    monkeypatch.setattr(openvino, "load", lambda *given: None)
+    loaded = SimpleNamespace(encode=lambda text, *, chat: [-1])
+    monkeypatch.setattr(openvino, "load", lambda *given: loaded)
     monkeypatch.setattr(openvino, "prompt_of", lambda _, text: [0] * int(text.group.split()[-1]))
     found = openvino.chosen(5)
     assert [task for task, _ in found] == 5 * ["summary"] + 5 * ["chat"] + 5 * ["edit"]
     assert all(len(ids) in openvino.LENGTHS for ids in found.values())
     assert [len(ids) for ids in found.values()][:2] == [500, 1000]
     assert all(name.endswith(" 2") for task, name in found if task == "chat")
+    assert all((ids[-1] == -1) == (task == "edit") for (task, _), ids in found.items())
 
 
 @pytest.mark.parametrize(("drafts", "last"), [(False, 0), (True, 7)])
