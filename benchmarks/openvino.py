@@ -6,7 +6,7 @@
 All have the embedded model: torch with its weights in each ``--dtype``, the others with weights of
 8 bits, from a GGUF file of type Q8_0 that is made of the embedded file. The prompts, as token ids,
 are those of the public traces for three tasks, and summaries of two longer texts. Texts are greedy
-and end where the model ends them. One engine runs at a time, in a process of its own, with as many
+and end where the model ends them. One engine runs at a time, in a separate process, with as many
 threads as torch has here, and no cache of earlier prompts. Times are of a whole call with prefill.
 A task's figure is the median of its prompts' tokens per second.
 """

@@ -29,7 +29,7 @@ MODELS = {
     "windows or chunks, if the text may become longer and the cache is dynamic": (
         "a text that may become longer than an attention window",
     ),
-    "encoder-decoder, or a `create_masks_for_generate` of its own": (
+    "encoder-decoder, or a model-specific `create_masks_for_generate`": (
         "an encoder-decoder model",
         "a model that overrides create_masks_for_generate",
     ),

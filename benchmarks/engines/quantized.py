@@ -20,7 +20,9 @@ from typing import Any
 from benchmarks.engines.server import free_port, started
 
 Timed = list[tuple[list[int], list[float]]]  # of each prompt: new tokens, seconds of each call
-Ask = Callable[[list[int], int], list[int]]  # the new tokens of a prompt, at most so many
+Ask = Callable[
+    [list[int], int], list[int]
+]  # the new tokens after a prompt, at most the given number
 
 GGUF = Path(sys.prefix) / "smollm2-q8_0.gguf"  # which make has written
 HEADERS = {"Content-Type": "application/json"}

@@ -43,7 +43,7 @@ def test_copies_come_from_the_text_so_far():
 
 
 def test_rows_of_longer_contexts_come_first():
-    """After 1 came 3 last, but after 2, 1 came 5."""
+    """The last token after 1 was 3, but the one after 2 and 1 was 5."""
     output = [2, 1, 5, 4, 1, 3, 2, 1, 5, 4]
     played = {n: TargetRows(n, 1.0).play(text(output).trace, FLAT, kept=False) for n in (1, 2)}
     assert played[2][1] < played[1][1]
