@@ -192,7 +192,7 @@ def share_of_best(
             ours += (expected, seconds)
             costs.record_time(width, seconds * next(speed), tree)
             accepted = _accepted(draft, rng)
-            costs.record_acceptance(len(draft), accepted)
+            costs.record_acceptance(width, len(draft), accepted)
             at += 1 + accepted
     return float(ours[0] / ours[1] / (best[0] / best[1]))
 
@@ -285,7 +285,7 @@ def call_share(
             width = costs.width(width, MOST + 1)
         cost, branches = machine.seconds(width, 0), draft.parents is not None
         costs.record_time(width, cost * next(speed), branches)
-        costs.record_acceptance(len(draft), len(path))
+        costs.record_acceptance(width, len(draft), len(path))
         spent += cost
     session.close()
     return (position * prompt + len(output) - 1) / spent

@@ -15,10 +15,12 @@ CONTEXT_BUCKET = 64  # positions of contexts that share their costs
 MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
 # A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
 # much, and the best of many estimates is more often too high than too low. So a draft must gain
-# MARGIN, a share of a plain step's cost, and its own cost times a factor, which grows with every
-# drafted step in which nothing was accepted.
+# MARGIN, a share of a plain step's cost, and its own cost times a factor, which grows with what
+# drafts have cost more than they yielded, in plain steps. At most MAX_DEBT of that counts, and
+# each step repays REPAID.
 MARGIN = 0.02
-FACTOR, FACTOR_PER_REJECTION, MAX_REJECTIONS = 1.5, 0.25, 8
+FACTOR, FACTOR_PER_STEP_LOST = 1.5, 4.0
+MAX_DEBT, REPAID = 1.0, 0.02
 MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
 
 
@@ -80,7 +82,7 @@ class StepCosts:
             self._widths = np.minimum(np.array(sizes)[places], limit)
         self._length, self._prefill = 0, False
         self._pending: int | None = None
-        self._rejections = 0  # see ``required_tokens``
+        self._debt = 0.0  # see ``required_tokens``
         self._before = Comparison()
         self._steps = 0
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
@@ -130,11 +132,11 @@ class StepCosts:
 
         [n] is the cost of n or more positions relative to a plain step, with a margin; [1] is 1.
         """
-        times = self.times()
-        key = times, self._prefill, self._pending, self._rejections
+        cost = self._costs()
         known = self._cached.get("required")
-        if known is None or known[0][0] is not times or known[0][1:] != key[1:]:
-            known = self._cached["required"] = key, self._required(times)
+        if known is None or known[0][0] is not cost or known[0][1] != self._debt:
+            required = required_tokens(cost, self._debt)
+            known = self._cached["required"] = (cost, self._debt), required
         return known[1]
 
     def share(self) -> Float32:
@@ -191,10 +193,12 @@ class StepCosts:
         """Record a prefill of ``positions`` in all rows. If they are few, reading is free."""
         self.position_seconds = seconds / positions if positions >= MIN_PREFILL_POSITIONS else 0.0
 
-    def record_acceptance(self, drafted: int, accepted: int) -> None:
-        """Record a step's drafted and accepted tokens over all rows."""
+    def record_acceptance(self, width: int, drafted: int, accepted: int) -> None:
+        """Record a step's drafted and accepted tokens over all rows, in a forward of ``width``."""
+        if drafted or self._debt:
+            cost = float(self._costs()[min(width, self.limit)]) if drafted else 1.0
+            self._debt = debt_after(self._debt, cost, accepted / self.rows)
         if drafted:
-            self._rejections = rejections_after(self._rejections, accepted)
             self._rejected = 0 if accepted else self._rejected + 1
 
     def _positions(self, widths: Any) -> Any:
@@ -209,42 +213,56 @@ class StepCosts:
             self._tried[tried] = bool(self.times()[2] < (1.0 if trials else self.MAX_TRIED))
         return self._tried[tried]
 
-    def _required(self, times: Float32) -> Float32:
-        """The minimum cost of n or more positions relative to a plain step, with the margin.
+    def _costs(self) -> Float32:
+        """The minimum cost of n or more positions relative to a plain step, float32 (limit + 1,).
 
         In a prefill, a position costs what the widest forwards take for a further one.
         Pending tokens widen the forward of any step. A plain step leaves none. A draft that is not
         accepted whole leaves them and its own accepted tokens to the next step.
         """
+        times, pending = self.times(), self._pending
+        known = self._cached.get("costs")
+        if known is None or known[0][0] is not times or known[0][1:] != (self._prefill, pending):
+            cost = self._of_prefill(times) if self._prefill else self._of_step(times)
+            known = self._cached["costs"] = (times, self._prefill, pending), cost
+        return known[1]
+
+    def _of_prefill(self, times: Float32) -> Float32:
+        last = len(times) - 1
+        slope = (times[last] - times[(last + 1) // 2]) / max(last // 2, 1)
+        cost: Float32 = (1.0 + slope * np.arange(-1.0, last)).astype(np.float32)
+        return cost
+
+    def _of_step(self, times: Float32) -> Float32:
         cost, last, pending = times, len(times) - 1, self._pending
-        if self._prefill:
-            slope = (cost[last] - cost[(last + 1) // 2]) / max(last // 2, 1)
-            cost = (1.0 + slope * np.arange(-1.0, last)).astype(np.float32)
-        else:
-            if pending is not None:
-                left = max(float(cost[min(pending + 3, last)]) - float(cost[1]), 0.0)
-                cost = cost[np.minimum(np.arange(last + 1) + pending, last)]
-                cost[2:] += self.UNDONE * left
-            wider = np.minimum.accumulate(cost[::-1])[::-1]
-            cost = wider / (wider if self._pads else cost)[1]
-        return required_tokens(cost, self._rejections)
+        if pending is not None:
+            left = max(float(cost[min(pending + 3, last)]) - float(cost[1]), 0.0)
+            cost = cost[np.minimum(np.arange(last + 1) + pending, last)]
+            cost[2:] += self.UNDONE * left
+        wider = np.minimum.accumulate(cost[::-1])[::-1]
+        relative: Float32 = wider / (wider if self._pads else cost)[1]
+        return relative
 
 
-def required_tokens(cost: Float32, rejections: int) -> Float32:
+def required_tokens(cost: Float32, debt: float = 0.0) -> Float32:
     """The tokens that a step must be expected to yield, float32 (limit + 1,).
 
     ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
-    ``rejections`` are the drafted steps since the last one with an accepted token.
+    ``debt`` is what drafts have cost more than they yielded, see ``debt_after``.
     """
-    factor = FACTOR + FACTOR_PER_REJECTION * rejections
+    factor = FACTOR + FACTOR_PER_STEP_LOST * debt
     required: Float32 = MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
     required[:2] = 1.0
     return required
 
 
-def rejections_after(rejections: int, accepted: int) -> int:
-    """The ``rejections`` of ``required_tokens`` after one more drafted step."""
-    return 0 if accepted else min(rejections + 1, MAX_REJECTIONS)
+def debt_after(debt: float, cost: float, accepted: float) -> float:
+    """The ``debt`` of ``required_tokens`` after one more step, 0..MAX_DEBT.
+
+    It is in steps without a draft, to which ``cost`` is relative. ``accepted`` are the accepted
+    tokens of a row.
+    """
+    return min(max(debt + cost - 1.0 - accepted - REPAID, 0.0), MAX_DEBT)
 
 
 def scaled(required: Float32, share: float) -> Float32:

@@ -435,4 +435,4 @@ def _learn(tracker: StepCosts, turns: Sequence[_Turn], seconds: float) -> None:
     if drafted < tracker.limit:  # it knows no wider forwards
         branched = any(draft.parents is not None for draft in drafts)
         tracker.record_time(1 + drafted, seconds, branched)
-    tracker.record_acceptance(drafted, max(added - len(turns), 0))
+    tracker.record_acceptance(1 + drafted, drafted, max(added - len(turns), 0))

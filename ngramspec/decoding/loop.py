@@ -284,7 +284,7 @@ class DecodeLoop:
             if costs is not None and not step.joint:  # it is timed as a whole
                 if not target.compiling:
                     costs.record_time(step.width, step.forward_seconds, branched)
-                costs.record_acceptance(drafted, accepted)
+                costs.record_acceptance(step.width, drafted, accepted)
         if self.on_step is not None:
             for event in step.events(self.steps):
                 self.on_step(event)

@@ -262,7 +262,8 @@ class _Text:
         row, stats = self.row, self.stats
         stats.count_step(row.draft, row.verdict, row.source_names)
         stats.host_syncs += 1 if self.at_once else emitted
-        self.costs.record_acceptance(len(row.draft), accepted)
+        drafted = len(row.draft)
+        self.costs.record_acceptance(1 + drafted, drafted, accepted)
 
     def connect(self) -> None:
         """Count the prefill, after which the size of the vocabulary is known, and allow drafts."""

@@ -18,7 +18,7 @@ from ngramspec import Speculator
 from ngramspec.costs.model import MAX_COUNTS, ForwardKind, model_of
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
-from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, required_tokens
+from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, REPAID, required_tokens
 from ngramspec.decoding.assistants import DraftingModel
 
 FLAT = ForwardKind("gpu", "bfloat16")
@@ -196,7 +196,7 @@ def test_a_plain_step_is_timed_at_first_and_from_time_to_time():
         for _ in range(200):
             planned.append(costs.plain())
             costs.record_time(1 if planned[-1] else 9, 0.02)
-            costs.record_acceptance(0 if planned[-1] else 8, 8)
+            costs.record_acceptance(9, 0 if planned[-1] else 8, 8)
     assert planned[:3] == [False, False, True]  # the first steps are not timed
     assert sum(planned[3:200]) == 1
     assert 1 <= sum(planned[200:]) <= 2
@@ -234,7 +234,7 @@ def test_a_draft_that_costs_more_than_it_gives_is_found_out(times, accepted):
     for _ in range(150):
         planned.append(costs.plain())
         costs.record_time(1 if planned[-1] else 9, 0.01 if planned[-1] else 0.01 * times)
-        costs.record_acceptance(0 if planned[-1] else 8, accepted)
+        costs.record_acceptance(9, 0 if planned[-1] else 8, accepted)
     assert costs.required_tokens()[9] > 1 + accepted
 
 
@@ -243,7 +243,7 @@ def steps(costs, plan, machine=lambda at: 1.0):
     for at, width in enumerate(plan):
         costs.plain()
         costs.record_time(width, machine(at) * (0.02 if width == 1 else 0.026))
-        costs.record_acceptance(width - 1, 0)
+        costs.record_acceptance(width, width - 1, 0)
 
 
 def test_a_machine_that_slows_down_does_not_change_what_widths_cost():
@@ -260,24 +260,41 @@ def test_a_machine_that_slows_down_does_not_change_what_widths_cost():
         assert again.times()[5] == pytest.approx(1.3, abs=0.12)
 
 
-def test_drafts_that_are_rejected_have_to_promise_more():
+def test_drafts_that_cost_more_than_they_yield_have_to_promise_more():
     """How many times what eight tokens add to a step's cost a draft of them must promise."""
     costs = fed(step_costs(), {1: 0.02, 5: 0.026, 9: 0.03, 33: 0.04, 65: 0.05}, 40)
-    added = costs.times()[9:].min() - 1
+    added = costs.times()[9:].min() - 1  # about half a plain step
 
     def factor():
         return (costs.required_tokens()[9] - 1 - MARGIN) / added
 
     assert factor() == pytest.approx(1.5, abs=0.01)
+    costs.record_acceptance(9, 8, 0)
+    lost = added - REPAID
+    assert factor() == pytest.approx(1.5 + 4 * lost, abs=0.01)
+    costs.record_acceptance(1, 0, 0)
+    assert factor() == pytest.approx(1.5 + 4 * (lost - REPAID), abs=0.01)
     for _ in range(40):
-        costs.record_acceptance(4, 0)
-    costs.record_acceptance(0, 0)
-    assert factor() == pytest.approx(1.5 + 8 * 0.25, abs=0.1)
-    costs.record_acceptance(4, 1)
+        costs.record_acceptance(9, 8, 0)
+    assert factor() == pytest.approx(1.5 + 4, abs=0.01)  # no more than one step counts
+    costs.record_acceptance(9, 8, 2)
     assert factor() == pytest.approx(1.5, abs=0.01)
-    assert required_tokens(np.array([1, 1, 0.8, 1.5], np.float32), 0).tolist() == (
+    assert required_tokens(np.array([1, 1, 0.8, 1.5], np.float32)).tolist() == (
         pytest.approx([1, 1, 0.82, 1.77])
     )
+
+
+def test_what_drafts_cost_and_yield_counts_by_row():
+    costs = fed(step_costs(rows=4), {4: 0.02, 36: 0.03}, 40)
+    debts = []
+    for accepted in (0, 4, 0, 1):
+        costs.record_acceptance(9, 32, accepted)
+        debts.append(costs._debt)
+    added = costs.times()[9:].min() - 1
+    first = added - REPAID
+    assert debts[0] == pytest.approx(first, abs=0.01)
+    assert debts[1] == 0.0  # a token a row is more than both drafts cost
+    assert debts[3] == pytest.approx(2 * first - 0.25, abs=0.01)
 
 
 def test_text_does_not_depend_on_padding():
