@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.cli.options import MODEL_HELP, CommandOptions, UsageError, counted, printable, usable
-from ngramspec.errors import check_int
+from ngramspec.errors import check_installed, check_int
 from ngramspec.stores.documents import MAX_FILE_MIB
 
 SUMMARY = "make a file of texts to draft from"
 MAX_FILE_HELP = "leave out files of more than MIB mebibytes (default:"
+PACKAGES = ("numpy", "transformers", "rich", "pydivsufsort", "pathspec")  # that building needs
 MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 
 
@@ -59,6 +60,8 @@ def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
     from ngramspec.stores.corpus import watch
 
+    with usable():
+        check_installed("watchfiles")
     recipe = recipe_of(arguments)
     paths = [Path(each) for each in recipe["paths"]]
     print(f"watching {', '.join(map(str, paths))}", flush=True)
@@ -114,10 +117,13 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def build(out: Path, recipe: dict[str, Any]) -> int:
     """Build a corpus by a recipe; a UsageError if something cannot be read, used or written."""
+    from ngramspec.measure import models
+
+    with usable():
+        check_installed(*PACKAGES, *models.packages_of(recipe.get("tokenizer")))
     from rich.console import Console
     from rich.progress import Progress
 
-    from ngramspec.measure import models
     from ngramspec.stores import Corpus
     from ngramspec.stores.documents import find_files, read_texts
 

