@@ -35,7 +35,7 @@ def _mean(values: Iterable[float], digits: int = 2) -> str:
 MODELS = {"qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B", "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B"}
 MODELS |= {"gemma-3-270m": "Gemma 3 270M", "SmolLM2-135M-Instruct": "SmolLM2-135M"}
 TASKS = {"edit": "edit code", "tools": "tool calls", "code": "continue code"}
-TASKS |= {"answer": "answer from a text", "summary": "summarize", "chat": "explain a text"}
+TASKS |= {"answer": "answer from a text", "summary": "summarize", "chat": "chat"}
 LONG = "long documents"  # their tasks have a number of tokens in the name
 Cell = tuple[str, str, str, str]  # model, dtype, mode and task
 
