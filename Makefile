@@ -186,7 +186,10 @@ format: $(VENV)/.built
 
 # The site, in build/docs. A broken link is an error.
 docs: $(VENV)/.docs
-	$(BIN)/zensical build --strict --clean
+	cp CONTRIBUTING.md docs/contributing.md
+	cp CHANGELOG.md docs/changelog.md
+	$(BIN)/zensical build --strict --clean; status=$$?; rm docs/contributing.md docs/changelog.md; \
+	    exit $$status
 	$(BIN)/python docs/linked_files.py build/docs
 
 $(VENV)/.docs: $(VENV)/.built

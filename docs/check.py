@@ -21,6 +21,7 @@ GENERATED = re.compile(
 KINDS = {"python", "bash", "json", "yaml", "lua", "text"}  # text: a picture made of characters
 MAX_WORDS, MAX_WORDS_OF_A_PAGE, MAX_WORDS_OF_README = 10_000, 600, 750
 MAX_COLUMNS = 95  # on a page of 1280 pixels; beyond them code lies under the copy button
+COPIED = re.compile(r"^\tcp (\S+) docs/(\S+)$", re.MULTILINE)  # by make docs, before it builds
 FIRST_LINKS = ("guide/stores.md", "guide/serve.md", "engines/index.md", "guide/serving.md")
 
 
@@ -68,8 +69,12 @@ def navigation() -> Iterator[str]:
     """Pages that cannot be found from the navigation or the first page."""
     settings = tomllib.loads(text_of(ROOT / "zensical.toml"))
     listed = sorted(pages_of(settings["project"]["nav"]))
-    pages = sorted(str(page.relative_to(DOCS)) for page in PAGES)
-    if listed != pages:
+    pages = [str(page.relative_to(DOCS)) for page in PAGES]
+    for source, page in COPIED.findall(text_of(ROOT / "Makefile")):
+        pages.append(page)
+        if not (ROOT / source).is_file():
+            yield f"Makefile: there is no {source}"
+    if listed != sorted(pages):
         yield f"zensical.toml must list every page once: {sorted({*listed} ^ {*pages})}"
     linked = LINK.findall(text_of(DOCS / "index.md"))
     for part in FIRST_LINKS:

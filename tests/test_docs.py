@@ -75,16 +75,6 @@ def test_the_notebook_is_the_tutorial():
     assert code == [block.strip("\n") for block in blocks]
 
 
-def test_included_files_are_there():
-    included = [
-        file
-        for page in PAGES
-        for file in re.findall(r'^--8<-- "(.+)"$', page.read_text(encoding="utf-8"), re.MULTILINE)
-    ]
-    assert "CHANGELOG.md" in included
-    assert [file for file in included if not (ROOT / file).is_file()] == []
-
-
 def test_the_site_gets_the_files_that_pages_link_to(tmp_path):
     """A page one folder below the root links to a raw result, to a page and to a missing file."""
     publish = runpy.run_path(str(DOCS / "linked_files.py"))["publish"]
