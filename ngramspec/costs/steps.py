@@ -15,12 +15,11 @@ CONTEXT_BUCKET = 64  # positions of contexts that share their costs
 MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
 # A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
 # much, and the best of many estimates is more often too high than too low. So a draft must gain
-# MARGIN, a share of a plain step's cost, and its own cost times a factor, which grows with what
-# drafts have cost more than they yielded, in plain steps. At most MAX_DEBT of that counts, and
-# each step repays REPAID.
+# MARGIN, a share of a plain step's cost, and its own cost times FACTOR, which grows by 1 with each
+# lost draft, up to MAX_LOSSES. Each step repays REPAID. A draft that costs less than CHEAP of a
+# plain step loses less.
 MARGIN = 0.02
-FACTOR, FACTOR_PER_STEP_LOST = 1.5, 4.0
-MAX_DEBT, REPAID = 1.0, 0.02
+FACTOR, MAX_LOSSES, REPAID, CHEAP = 1.5, 4.0, 0.05, 0.25
 MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
 
 
@@ -82,7 +81,7 @@ class StepCosts:
             self._widths = np.minimum(np.array(sizes)[places], limit)
         self._length, self._prefill = 0, False
         self._pending: int | None = None
-        self._debt = 0.0  # see ``required_tokens``
+        self._losses = 0.0  # see ``required_tokens``
         self._before = Comparison()
         self._steps = 0
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
@@ -134,9 +133,9 @@ class StepCosts:
         """
         cost = self._costs()
         known = self._cached.get("required")
-        if known is None or known[0][0] is not cost or known[0][1] != self._debt:
-            required = required_tokens(cost, self._debt)
-            known = self._cached["required"] = (cost, self._debt), required
+        if known is None or known[0][0] is not cost or known[0][1] != self._losses:
+            required = required_tokens(cost, self._losses)
+            known = self._cached["required"] = (cost, self._losses), required
         return known[1]
 
     def share(self) -> Float32:
@@ -195,9 +194,9 @@ class StepCosts:
 
     def record_acceptance(self, width: int, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows, in a forward of ``width``."""
-        if drafted or self._debt:
+        if drafted or self._losses:
             cost = float(self._costs()[min(width, self.limit)]) if drafted else 1.0
-            self._debt = debt_after(self._debt, cost, accepted / self.rows)
+            self._losses = losses_after(self._losses, cost, accepted / self.rows)
         if drafted:
             self._rejected = 0 if accepted else self._rejected + 1
 
@@ -244,25 +243,28 @@ class StepCosts:
         return relative
 
 
-def required_tokens(cost: Float32, debt: float = 0.0) -> Float32:
+def required_tokens(cost: Float32, losses: float = 0.0) -> Float32:
     """The tokens that a step must be expected to yield, float32 (limit + 1,).
 
     ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
-    ``debt`` is what drafts have cost more than they yielded, see ``debt_after``.
+    ``losses`` are the lost drafts, see ``losses_after``.
     """
-    factor = FACTOR + FACTOR_PER_STEP_LOST * debt
+    factor = FACTOR + losses
     required: Float32 = MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
     required[:2] = 1.0
     return required
 
 
-def debt_after(debt: float, cost: float, accepted: float) -> float:
-    """The ``debt`` of ``required_tokens`` after one more step, 0..MAX_DEBT.
+def losses_after(losses: float, cost: float, accepted: float) -> float:
+    """The ``losses`` of ``required_tokens`` after one more step, 0..MAX_LOSSES.
 
-    It is in steps without a draft, to which ``cost`` is relative. ``accepted`` are the accepted
-    tokens of a row.
+    A draft without an accepted token is 1, one that yields what it costs 0, and one that yields
+    more repays. ``cost`` is that of the step, relative to one without a draft, and ``accepted`` the
+    accepted tokens of a row.
     """
-    return min(max(debt + cost - 1.0 - accepted - REPAID, 0.0), MAX_DEBT)
+    price = cost - 1.0
+    lost = (price - accepted) / max(price, CHEAP)
+    return min(max(losses + lost - REPAID, 0.0), MAX_LOSSES)
 
 
 def scaled(required: Float32, share: float) -> Float32:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ngramspec.costs.policies import CostGamma, GammaController, make_controller
 from ngramspec.costs.processors import GPU_COSTS
-from ngramspec.costs.steps import debt_after, required_tokens
+from ngramspec.costs.steps import losses_after, required_tokens
 from ngramspec.draft import Evidence, Float32
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.drafters.tool_calls import ToolCalls
@@ -210,9 +210,9 @@ class Player:
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output, knowledge = self.plan, trace.output, self.knowledge
         recorded = output.tolist()
-        debt = 0.0
+        losses = 0.0
         drafter = self.drafter if knowledge is None else knowledge.given_to(self.drafter, trace)
-        controller = plan.controller(drafter.estimates, lambda: required_tokens(plan.cost, debt))
+        controller = plan.controller(drafter.estimates, lambda: required_tokens(plan.cost, losses))
         if knowledge is not None and knowledge.shares:
             session = drafter.start(trace.prompt)
             session.extend(output[:1])
@@ -245,7 +245,7 @@ class Player:
                 controller.observe(count, len(path))
             tally.count_step(draft, draft.verdict(path, new.tolist()), drafter.source_names)
             spent = float(plan.cost[count + 1])
-            debt = debt_after(debt, spent, len(path))
+            losses = losses_after(losses, spent, len(path))
             tally.cost += spent
             at += len(new)
         session.close()

@@ -18,7 +18,15 @@ from ngramspec import Speculator
 from ngramspec.costs.model import MAX_COUNTS, ForwardKind, model_of
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
-from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, REPAID, required_tokens
+from ngramspec.costs.steps import (
+    CHEAP,
+    MARGIN,
+    MAX_LOSSES,
+    MIN_PREFILL_POSITIONS,
+    REPAID,
+    losses_after,
+    required_tokens,
+)
 from ngramspec.decoding.assistants import DraftingModel
 
 FLAT = ForwardKind("gpu", "bfloat16")
@@ -263,20 +271,21 @@ def test_a_machine_that_slows_down_does_not_change_what_widths_cost():
 def test_drafts_that_cost_more_than_they_yield_have_to_promise_more():
     """How many times what eight tokens add to a step's cost a draft of them must promise."""
     costs = fed(step_costs(), {1: 0.02, 5: 0.026, 9: 0.03, 33: 0.04, 65: 0.05}, 40)
-    added = costs.times()[9:].min() - 1  # about half a plain step
+    price = costs.times()[9:].min() - 1  # about half a plain step
 
     def factor():
-        return (costs.required_tokens()[9] - 1 - MARGIN) / added
+        return (costs.required_tokens()[9] - 1 - MARGIN) / price
 
     assert factor() == pytest.approx(1.5, abs=0.01)
     costs.record_acceptance(9, 8, 0)
-    lost = added - REPAID
-    assert factor() == pytest.approx(1.5 + 4 * lost, abs=0.01)
+    assert factor() == pytest.approx(2.5 - REPAID, abs=0.01)
     costs.record_acceptance(1, 0, 0)
-    assert factor() == pytest.approx(1.5 + 4 * (lost - REPAID), abs=0.01)
+    assert factor() == pytest.approx(2.5 - 2 * REPAID, abs=0.01)
     for _ in range(40):
         costs.record_acceptance(9, 8, 0)
-    assert factor() == pytest.approx(1.5 + 4, abs=0.01)  # no more than one step counts
+    assert factor() == pytest.approx(1.5 + MAX_LOSSES, abs=0.01)
+    costs.record_acceptance(9, 8, 1)
+    assert factor() == pytest.approx(2.5 + MAX_LOSSES - REPAID - 1 / price, abs=0.01)
     costs.record_acceptance(9, 8, 2)
     assert factor() == pytest.approx(1.5, abs=0.01)
     assert required_tokens(np.array([1, 1, 0.8, 1.5], np.float32)).tolist() == (
@@ -284,17 +293,14 @@ def test_drafts_that_cost_more_than_they_yield_have_to_promise_more():
     )
 
 
-def test_what_drafts_cost_and_yield_counts_by_row():
-    costs = fed(step_costs(rows=4), {4: 0.02, 36: 0.03}, 40)
-    debts = []
-    for accepted in (0, 4, 0, 1):
-        costs.record_acceptance(9, 32, accepted)
-        debts.append(costs._debt)
-    added = costs.times()[9:].min() - 1
-    first = added - REPAID
-    assert debts[0] == pytest.approx(first, abs=0.01)
-    assert debts[1] == 0.0  # a token a row is more than both drafts cost
-    assert debts[3] == pytest.approx(2 * first - 0.25, abs=0.01)
+def test_losses_count_by_row_and_less_for_cheap_drafts():
+    costs = fed(step_costs(rows=4), {1: 0.02, 9: 0.03}, 40)
+    costs.record_acceptance(9, 32, 0)
+    costs.record_acceptance(9, 32, 1)  # a quarter of a token a row, of about half a step
+    price = costs.times()[9:].min() - 1
+    assert costs._losses == pytest.approx(2 - 2 * REPAID - 0.25 / price, abs=0.01)
+    assert losses_after(0.0, 1.0 + CHEAP / 5, 0) == pytest.approx(0.2 - REPAID)
+    assert losses_after(0.0, 1.0, 0) == 0.0
 
 
 def test_text_does_not_depend_on_padding():
