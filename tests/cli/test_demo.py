@@ -106,7 +106,10 @@ def test_the_demo_end_to_end_on_the_real_model_through_a_pipe(dtype, names, prom
     assert [each for each in progress if "Measuring" in each and ":" not in each] == [
         f"Measuring in {each}" for each in demo.DTYPES[dtype]
     ]
-    assert all(f"{n}/{len(names)}  {each}" in result.stdout for n, each in enumerate(names, 1))
+    titles = [each.title for each in demo.read_texts(None)] if len(names) > 1 else ["prompt.txt"]
+    assert re.findall(r"^ *(\d/\d)  (.+)  \(prompt of", result.stdout, re.MULTILINE) == [
+        (f"{number}/{len(names)}", each) for number, each in enumerate(titles, 1)
+    ]
     rows = re.findall(r"^(\w+) +6 .* (?:yes|no)$", result.stdout, re.MULTILINE)
     assert rows == names * len(demo.DTYPES[dtype])
     assert "plain generate's, token for token." in result.stdout
