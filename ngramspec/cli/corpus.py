@@ -58,10 +58,10 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
+    with usable():
+        check_installed("watchfiles", *PACKAGES)
     from ngramspec.stores.corpus import watch
 
-    with usable():
-        check_installed("watchfiles")
     recipe = recipe_of(arguments)
     paths = [Path(each) for each in recipe["paths"]]
     print(f"watching {', '.join(map(str, paths))}", flush=True)

