@@ -199,6 +199,7 @@ $(VENV)/.docs: $(VENV)/.built
 # The tables of README and docs that are outdated, or TABLES="tasks replay" of them; then the pages.
 TABLES ?=
 figures: $(VENV)/.built
+	@$(BIN)/pip install -q --no-deps arctic-inference==0.3.0
 	$(BIN)/python -m benchmarks figures $(if $(TABLES),--tables $(TABLES)) $(ARGS)
 
 # What must hold for a release: no figure is older than its sources, and the address is known.
