@@ -32,7 +32,7 @@ quick: $(VENV)/.built
 	    --hypothesis-profile quick -m 'not slow and not long' $(QUICK)
 
 test-slow: $(VENV)/.built
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 # The cases of tests/gpu on a real GPU, DEVICE.
 DEVICE ?= cuda
