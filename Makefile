@@ -69,7 +69,7 @@ test-redis: $(VENV)/.built
 
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built
-	$(BIN)/python -m nox -- $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m nox -- -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Real servers of vLLM for CPUs, in .venv-engines (3.5 GB); ARGS goes to pytest. Half an hour or more.
 ENGINES := .venv-engines

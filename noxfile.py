@@ -34,7 +34,7 @@ DIST, UNPACKED, PAGE = Path("dist"), Path("build/sdist"), Path("build/index.html
 @nox.parametrize("transformers", list(VERSIONS))
 def tests(session: nox.Session, transformers: str) -> None:
     """Run pytest, with the arguments after ``--``."""
-    constraints = Path(session.create_tmp(), "constraints.txt")
+    constraints = Path(session.virtualenv.location, "constraints.txt")
     constraints.write_text(pinned({"transformers": transformers} | VERSIONS[transformers]))
     session.install("-c", str(constraints), "torch", "setuptools", "wheel", "Cython", "numpy")
     session.install("-c", str(constraints), "--no-build-isolation", "--editable", ".[test]")

@@ -16,6 +16,7 @@ from families import CAUSAL, VOCAB, build
 import ngramspec
 from ngramspec import SharedStore, Speculator, generate_many, many
 from ngramspec.decoding.joint import JointSteps, OpenGeneration
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.joint import JointForward
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": [3, 8], "pad_token_id": 0}
@@ -175,7 +176,7 @@ def test_dicts_have_the_fields_of_generate(tiny):
         plain = tiny.generate(prompt, **settings)
         assert torch.equal(found[index].sequences, plain.sequences)
         assert torch.allclose(torch.cat(found[index].scores), torch.cat(plain.scores), atol=1e-4)
-        one, two = (each.cache.layers[0].keys for each in (found[index], plain))
+        one, two = (cache_of(each).layers[0].keys for each in (found[index], plain))
         assert torch.allclose(one, two, atol=1e-4)
         assert one.untyped_storage().nbytes() == two.untyped_storage().nbytes()
 

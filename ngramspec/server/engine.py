@@ -61,7 +61,8 @@ class Sampling:
             "logits_processor": self._processors(prompt),
         }
         if self.logit_bias:
-            given["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
+            # As a list, transformers 5.16 refuses token 0.
+            given["sequence_bias"] = {(token,): bias for token, bias in self.logit_bias.items()}
         if self.temperature > 0:
             generator = torch.Generator(device)
             generator.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)

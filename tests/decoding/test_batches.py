@@ -17,6 +17,7 @@ import ngramspec
 from benchmarks.harness import padded
 from ngramspec import Speculator
 from ngramspec.costs.steps import StepCosts
+from ngramspec.hf_model.compat.package import before
 from ngramspec.hf_model.ragged import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -34,7 +35,10 @@ def run(model, inputs, drafter, **kwargs):
     [
         ("llama", {}, 2, {"position_ids": torch.arange(9)[None]}),
         ("llama", {}, 2, {"attention_mask": torch.ones((1, 9), dtype=torch.int64)}),
-        ("mixtral (experts)", {"output_router_logits": True}, 2, {}),  # a loss reads the mask
+        pytest.param(  # a loss reads the mask
+            *("mixtral (experts)", {"output_router_logits": True}, 2, {}),
+            marks=pytest.mark.skipif(before("5.19"), reason="plain decoding fails there"),
+        ),
         ("llama", {"is_causal": False}, 1, {}),  # tokens attend to later ones
     ],
 )

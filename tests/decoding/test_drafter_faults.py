@@ -28,7 +28,6 @@ from ngramspec.decoding.row import FORGIVING_DRAFTS as FORGIVEN
 from ngramspec.decoding.row import MAX_FAULTS as FAULTS
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
-from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 
 
 def begin_sampled(row, session):
@@ -159,8 +158,7 @@ def test_another_drafter_begins_with_a_clean_record():
 
 
 def test_a_generation_begins_with_a_clean_record_and_logs_once_for_all_rows(caplog):
-    rows = 3 if has(MARKS_CACHES) else 1  # in lock-step one row is asked after another
-    drafter = Counting(failing=["propose"])
+    rows, drafter = 3, Counting(failing=["propose"])
     model = tiny_llama()
     speculator = Speculator(drafter, 4)
     for runs in (1, 2):

@@ -18,6 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.decoding.forced import forced_by
+from ngramspec.hf_model.compat.package import before
 
 INSTALL = "pip install 'ngramspec[grammars]' and pip install --no-deps xgrammar==0.2.8"
 xgrammar = pytest.importorskip("xgrammar", reason=INSTALL)
@@ -130,7 +131,11 @@ def encode(smollm2, rows):
     tokenizer.padding_side = "left"
     return dict(
         tokenizer.apply_chat_template(
-            chats, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
+            chats,
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            padding=rows > 1,
         )
     )
 
@@ -259,9 +264,11 @@ def test_what_a_grammar_forces_is_drafted_from_a_copy(
     assert all("rows advance together" in each for each in caplog.messages)
 
 
-@pytest.mark.parametrize("library", ["xgrammar", "outlines llguidance", "outlines outlines_core"])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_forced_tokens_are_those_that_must_follow_and_then_the_end(smollm2, random_words, library):
     """A text is put into the processor token by token; after each one the rest is known."""
+    if library == "outlines llguidance" and before("5.19"):
+        pytest.skip("llguidance reads GGUF tokenizers of transformers 5.16 without their decoder")
     tokenizer = smollm2.tokenizer
     regex = r"Berlin is (nice|a large city)\."
     processor = random_words.make(library, "regex", regex)

@@ -14,6 +14,7 @@ from gpu.device import on_gpu, pretended
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model import compiled
+from ngramspec.hf_model.compat.package import before
 
 DOCS = Path(__file__).parents[2] / "docs"
 NEW, SHORT = 200, 40
@@ -132,6 +133,7 @@ def test_an_error_while_compiling_leaves_the_cache_and_an_answer_that_has_ended(
     assert out.tolist() == plain(PROMPTS[1], max_new_tokens=SHORT).tolist()
 
 
+@pytest.mark.skipif(before("5.20"), reason="plain decoding with chunks fails in transformers 5.19")
 def test_the_page_says_what_each_combination_does():
     page = runpy.run_path(str(DOCS / "combinations.py"))["page"]()
     assert page == (DOCS / "guide" / "gpu.md").read_text(encoding="utf-8"), "run it"

@@ -23,6 +23,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.compat.package import before
 
 PAIR = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 8, 5, 6], [11, 12, 13, 11, 12, 13, 11, 12, 13, 11]])
 MASK = torch.ones_like(PAIR).masked_fill(PAIR == 0, 0)
@@ -206,7 +207,10 @@ def test_the_drafts_of_beams_are_chains(tiny):
 
 
 def test_padding_tokens_of_beams_that_are_dropped_are_warned_of(caplog):
-    """GPT-2 does so in a forward without a mask, once; the sequences have no such token."""
+    """GPT-2 does so in a forward without a mask, once; the sequences have no such token.
+
+    In transformers 5.16 it does not.
+    """
     model, caught = build("gpt2", pad_token_id=30), []
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [2, 3, 9, 8, 7, 6, 5, 9, 8, 7]])
     caplog.set_level(logging.WARNING, "transformers")
@@ -215,7 +219,7 @@ def test_padding_tokens_of_beams_that_are_dropped_are_warned_of(caplog):
         caplog.clear()
         model.generate(ids, custom_generate=custom, num_beams=2, max_new_tokens=24)
         caught.append("may be padded" in caplog.text)
-    assert caught == [True, True]
+    assert caught == [not before("5.19")] * 2
 
 
 EOS = 0
