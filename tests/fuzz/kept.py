@@ -305,7 +305,7 @@ KEPT: dict[str, Case] = {
         prompts=((11,), (12,), (13,), (14,)),
         options={"max_new_tokens": 8, **STATES},
     ),
-    "states of the forward that reads all anew": Case(
+    "hidden states after the cache is dropped": Case(
         family="phi3 longrope",
         prompts=((47, 50, 52, 32, 36, 51, 20, 42, 51, 47, 6, 11, 45, 17), (51, 18)),
         options={"max_new_tokens": 8, **STATES},
